@@ -1,0 +1,1 @@
+//! The loop of one node, and the tasks it owns.

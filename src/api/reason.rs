@@ -1,0 +1,123 @@
+//! The closed set of image states and of the reasons beside them.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What an image is doing on a node.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+pub enum ImageState {
+    /// The runtime has it, for this node's platform.
+    Ready,
+    /// The runtime is pulling it.
+    Pulling,
+    /// Nothing is wrong with the image: something else has to happen first.
+    Waiting,
+    /// The last attempt failed. It is tried again as its reason says.
+    Failed,
+}
+
+/// Why an image is in its state.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+pub enum Reason {
+    /// No free slot yet, or images of a higher priority go first.
+    Queued,
+    /// `spec.paused` is set.
+    Paused,
+    /// The runtime does not answer, or is not a CRI runtime.
+    RuntimeUnavailable,
+    /// It was there, and something other than this agent removed it.
+    Evicted,
+    /// The image's name does not parse.
+    InvalidReference,
+    /// The registry says that there is no such repository, tag or digest.
+    NotFound,
+    /// There is no image for this node's platform under this name.
+    NoMatchingPlatform,
+    /// The registry wants other credentials, or says no.
+    Unauthorized,
+    /// The registry answers "too many requests".
+    RateLimited,
+    /// The registry cannot be reached, or answers with a server error.
+    RegistryUnavailable,
+    /// The registry's certificate is not trusted, or one side speaks http and the other https.
+    #[serde(rename = "TLS")]
+    Tls,
+    /// What came is not what the digest or the media type promised.
+    Corrupt,
+    /// The runtime's image policy refused the image.
+    Verification,
+    /// The runtime cancelled the pull because it made no progress.
+    Stalled,
+    /// The disk filled up during the pull.
+    NoSpace,
+    /// A cause that no rule knows: the message is the runtime's own text.
+    PullFailed,
+}
+
+impl Reason {
+    /// Every reason, for tests and documentation.
+    pub const ALL: [Self; 16] = [
+        Self::Queued,
+        Self::Paused,
+        Self::RuntimeUnavailable,
+        Self::Evicted,
+        Self::InvalidReference,
+        Self::NotFound,
+        Self::NoMatchingPlatform,
+        Self::Unauthorized,
+        Self::RateLimited,
+        Self::RegistryUnavailable,
+        Self::Tls,
+        Self::Corrupt,
+        Self::Verification,
+        Self::Stalled,
+        Self::NoSpace,
+        Self::PullFailed,
+    ];
+
+    /// The reason as it is written into a status.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "Queued",
+            Self::Paused => "Paused",
+            Self::RuntimeUnavailable => "RuntimeUnavailable",
+            Self::Evicted => "Evicted",
+            Self::InvalidReference => "InvalidReference",
+            Self::NotFound => "NotFound",
+            Self::NoMatchingPlatform => "NoMatchingPlatform",
+            Self::Unauthorized => "Unauthorized",
+            Self::RateLimited => "RateLimited",
+            Self::RegistryUnavailable => "RegistryUnavailable",
+            Self::Tls => "TLS",
+            Self::Corrupt => "Corrupt",
+            Self::Verification => "Verification",
+            Self::Stalled => "Stalled",
+            Self::NoSpace => "NoSpace",
+            Self::PullFailed => "PullFailed",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_displayed_as_it_is_serialized() {
+        for reason in Reason::ALL {
+            assert_eq!(
+                serde_json::to_value(reason).unwrap(),
+                reason.to_string()
+            );
+        }
+    }
+}

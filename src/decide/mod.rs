@@ -1,0 +1,1 @@
+//! Pure functions: no async, no clock, no input or output.

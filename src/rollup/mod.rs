@@ -1,0 +1,1 @@
+//! The elected agent's loop.

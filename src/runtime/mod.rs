@@ -1,0 +1,1 @@
+//! The node's container runtime, over its socket.
