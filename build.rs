@@ -1,1 +1,3 @@
+//! Compiles the gRPC services.
+
 fn main() {}

@@ -1,3 +1,26 @@
 //! The two resources: what users ask for, and what nodes report.
 
+// Several fields of one type say how their lists are merged: no attribute is there twice.
+#![allow(clippy::duplicated_attributes)]
+
+pub mod condition;
+pub mod image_cache;
+pub mod node_image_cache;
 pub mod reason;
+pub mod spec_error;
+
+pub use image_cache::{
+    ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, MatchExpression, Operator,
+};
+pub use node_image_cache::{NodeImageCache, NodeImageCacheStatus};
+pub use reason::{ImageState, Reason};
+pub use spec_error::SpecError;
+
+/// The API group of both resources.
+pub const GROUP: &str = "imagecache.dev";
+
+/// The API version of both resources.
+pub const VERSION: &str = "v1alpha1";
+
+/// The most images that one `ImageCache` may name, over all its lists.
+pub const MAX_IMAGES: usize = 1000;

@@ -6,7 +6,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What an image is doing on a node.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Deserialize, Eq, Hash, JsonSchema, Ord, PartialEq, PartialOrd, Serialize,
+)]
 pub enum ImageState {
     /// The runtime has it, for this node's platform.
     Ready,
@@ -19,7 +21,9 @@ pub enum ImageState {
 }
 
 /// Why an image is in its state.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Deserialize, Eq, Hash, JsonSchema, Ord, PartialEq, PartialOrd, Serialize,
+)]
 pub enum Reason {
     /// No free slot yet, or images of a higher priority go first.
     Queued,
@@ -114,10 +118,7 @@ mod tests {
     #[test]
     fn a_reason_is_displayed_as_it_is_serialized() {
         for reason in Reason::ALL {
-            assert_eq!(
-                serde_json::to_value(reason).unwrap(),
-                reason.to_string()
-            );
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.to_string());
         }
     }
 }

@@ -1,1 +1,8 @@
 //! Pure functions: no async, no clock, no input or output.
+
+pub mod backoff;
+pub mod inputs;
+pub mod timing;
+
+pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node};
+pub use timing::{Doubling, Timing};

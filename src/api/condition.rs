@@ -1,0 +1,77 @@
+//! Conditions, and the rule for their timestamps.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// The longest message of a condition, in bytes (the API server's own limit for conditions is 32,768).
+const MAX_MESSAGE: usize = 1024;
+
+/// Makes a condition whose `lastTransitionTime` moves only when its status does.
+#[must_use]
+pub fn condition(
+    previous: &[Condition],
+    kind: &str,
+    status: bool,
+    reason: &str,
+    message: &str,
+    observed_generation: Option<i64>,
+    now: Timestamp,
+) -> Condition {
+    let status = if status { "True" } else { "False" };
+    let since = find(previous, kind)
+        .filter(|before| before.status == status)
+        .map_or(Time(now), |before| before.last_transition_time.clone());
+    Condition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: cut(message).to_owned(),
+        observed_generation,
+        last_transition_time: since,
+    }
+}
+
+/// The condition of this type, if it is there.
+#[must_use]
+pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+fn cut(message: &str) -> &str {
+    let end = (0..=MAX_MESSAGE.min(message.len()))
+        .rev()
+        .find(|end| message.is_char_boundary(*end))
+        .unwrap_or(0);
+    message.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_timestamp_moves_only_with_the_status() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = condition(&[], "Ready", false, "A", "a", Some(1), at(1));
+        let same = condition(
+            std::slice::from_ref(&first),
+            "Ready",
+            false,
+            "B",
+            "b",
+            Some(2),
+            at(2),
+        );
+        assert_eq!(same.last_transition_time, first.last_transition_time);
+        let turned = condition(&[same], "Ready", true, "C", "c", Some(2), at(3));
+        assert_eq!(turned.last_transition_time, Time(at(3)));
+    }
+
+    #[test]
+    fn a_long_message_is_cut_at_a_character() {
+        let long = "é".repeat(MAX_MESSAGE);
+        let cut = condition(&[], "Ready", true, "A", &long, None, Timestamp::UNIX_EPOCH).message;
+        assert!(cut.len() <= MAX_MESSAGE && cut.chars().all(|c| c == 'é'));
+    }
+}

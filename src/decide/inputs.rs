@@ -1,0 +1,80 @@
+//! What the agent is told: the `ImageCache`s, and its own Node.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::api::{ImageCacheSpec, NodeImageCacheStatus, SpecError};
+
+/// Something that was read completely, or that is not known yet.
+///
+/// Unknown is never the same as empty: nothing that rests on it is started, cancelled or removed.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Known<T> {
+    /// It was not read completely yet.
+    #[default]
+    Unknown,
+    /// It was read completely, and this is its newest state.
+    Known(T),
+}
+
+impl<T> Known<T> {
+    /// The value, if it is known.
+    pub const fn known(&self) -> Option<&T> {
+        match self {
+            Self::Unknown => None,
+            Self::Known(value) => Some(value),
+        }
+    }
+}
+
+/// Namespace and name of an `ImageCache`.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct CacheName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl fmt::Display for CacheName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// An `ImageCache`, as far as decisions need it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cache {
+    /// The object's uid.
+    pub uid: String,
+    /// The object's newest generation.
+    pub generation: i64,
+    /// The newest spec that could be read, with its generation. What an unreadable edit leaves in force.
+    pub spec: Option<(i64, Arc<ImageCacheSpec>)>,
+    /// Why the newest generation is not acted on.
+    pub unreadable: Option<SpecError>,
+}
+
+/// All `ImageCache`s.
+pub type Caches = BTreeMap<CacheName, Arc<Cache>>;
+
+/// The node that the agent works for.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Node {
+    /// The Node object's uid; empty without a cluster.
+    pub uid: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Everything that the agent loop is told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Inputs {
+    /// The `ImageCache`s.
+    pub caches: Known<Arc<Caches>>,
+    /// The own Node.
+    pub node: Known<Node>,
+    /// What this node's agent reported before this process started: its timestamps are kept.
+    pub reported: Option<Arc<NodeImageCacheStatus>>,
+}

@@ -1,0 +1,147 @@
+//! Every interval and limit of time of the agent, with its production value.
+
+use std::time::Duration;
+
+/// A delay that doubles with each failure, up to a limit.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Doubling {
+    /// The delay after the first failure.
+    pub first: Duration,
+    /// The longest delay.
+    pub most: Duration,
+}
+
+impl Doubling {
+    const fn seconds(first: u64, most: u64) -> Self {
+        Self {
+            first: Duration::from_secs(first),
+            most: Duration::from_secs(most),
+        }
+    }
+
+    /// The delay after this many failures in a row, without jitter. None yet: no delay.
+    #[must_use]
+    pub fn after(&self, failures: u32) -> Duration {
+        match failures.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(doublings) => self
+                .first
+                .saturating_mul(2_u32.saturating_pow(doublings.min(30)))
+                .min(self.most),
+        }
+    }
+}
+
+/// Every interval and limit of time of the agent.
+///
+/// Tests run the same code with shorter ones: see [`Timing::divided_by`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Timing {
+    /// How often the runtime is asked for its images when it does not tell of changes by itself.
+    pub look: Duration,
+    /// How often it is asked all the same when it does, in case an event was lost.
+    pub look_with_events: Duration,
+    /// How long image events are gathered before the runtime is asked for its images.
+    pub look_after_event: Duration,
+    /// The time limit of a question to the runtime. Pulls have none.
+    pub runtime_call: Duration,
+    /// Between attempts to reach a runtime that does not answer.
+    pub runtime_retry: Doubling,
+    /// A failed attempt is reported as failed until its repetition has run this long, so that quick
+    /// repetitions cost no status writes.
+    pub retry_is_pulling_after: Duration,
+    /// After `NotFound`.
+    pub not_found: Doubling,
+    /// After `Unauthorized`.
+    pub unauthorized: Doubling,
+    /// After `RateLimited`: the shortest and the longest hold.
+    pub rate_limited: (Duration, Duration),
+    /// After `RegistryUnavailable`, `Stalled` and `PullFailed`.
+    pub unavailable: Doubling,
+    /// After `TLS` and `Corrupt`.
+    pub broken: Doubling,
+    /// After `NoSpace`.
+    pub no_space: Doubling,
+    /// After `NoMatchingPlatform`, `Verification`: nothing but a change of the image mends it.
+    pub wrong_image: Duration,
+    /// After an eviction that follows another one within [`Timing::eviction_memory`].
+    pub evicted: Doubling,
+    /// How long an eviction is remembered.
+    pub eviction_memory: Duration,
+    /// The time limit of one request to the API server that is not a watch.
+    pub api_call: Duration,
+    /// Between attempts to reach an API server that does not answer.
+    pub api_retry: Doubling,
+    /// How long the elected agent stays elected without renewing.
+    pub lease: Duration,
+    /// How often the elected agent renews.
+    pub lease_renew: Duration,
+    /// The shortest time within which all tasks have to end after SIGTERM.
+    pub shutdown: Duration,
+    /// A node that has been Ready for this long without any report counts as unreachable.
+    pub report_overdue: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            look: Duration::from_secs(30),
+            look_with_events: Duration::from_mins(5),
+            look_after_event: Duration::from_millis(100),
+            runtime_call: Duration::from_secs(10),
+            runtime_retry: Doubling::seconds(1, 30),
+            retry_is_pulling_after: Duration::from_secs(3),
+            not_found: Doubling::seconds(60, 30 * 60),
+            unauthorized: Doubling::seconds(60, 10 * 60),
+            rate_limited: (Duration::from_mins(5), Duration::from_mins(15)),
+            unavailable: Doubling::seconds(10, 5 * 60),
+            broken: Doubling::seconds(10, 10 * 60),
+            no_space: Doubling::seconds(60, 30 * 60),
+            wrong_image: Duration::from_mins(30),
+            evicted: Doubling::seconds(10 * 60, 60 * 60),
+            eviction_memory: Duration::from_hours(1),
+            api_call: Duration::from_secs(10),
+            api_retry: Doubling::seconds(1, 30),
+            lease: Duration::from_secs(15),
+            lease_renew: Duration::from_secs(5),
+            shutdown: Duration::from_secs(4),
+            report_overdue: Duration::from_mins(10),
+        }
+    }
+}
+
+impl Timing {
+    /// The same with every delay before a repeated pull divided, for tests that wait for repetitions.
+    #[must_use]
+    pub fn divided_by(self, divisor: u32) -> Self {
+        let by = divisor.max(1);
+        let doubling = |delay: Doubling| Doubling {
+            first: delay.first / by,
+            most: delay.most / by,
+        };
+        Self {
+            not_found: doubling(self.not_found),
+            unauthorized: doubling(self.unauthorized),
+            rate_limited: (self.rate_limited.0 / by, self.rate_limited.1 / by),
+            unavailable: doubling(self.unavailable),
+            broken: doubling(self.broken),
+            no_space: doubling(self.no_space),
+            wrong_image: self.wrong_image / by,
+            evicted: doubling(self.evicted),
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_doubles_up_to_its_limit() {
+        let delay = Doubling::seconds(10, 300);
+        let seconds: Vec<u64> = (0..8).map(|n| delay.after(n).as_secs()).collect();
+        assert_eq!(seconds, [0, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(delay.after(u32::MAX).as_secs(), 300);
+    }
+}
