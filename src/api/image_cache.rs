@@ -88,7 +88,7 @@ pub struct ImageCacheSpec {
     #[schemars(with = "Option<bool>")]
     pub paused: bool,
 
-    /// Images of a higher priority are pulled first, across all ImageCaches: -1000 to 1000. Within one, the lists' order counts.
+    /// Images of a higher priority are pulled first, across all `ImageCaches`: -1000 to 1000. Within one, the lists' order counts.
     #[serde(default, skip_serializing_if = "is_default")]
     #[schemars(with = "Option<i32>", range(min = -1000, max = 1000))]
     pub priority: i32,

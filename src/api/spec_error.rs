@@ -223,18 +223,14 @@ fn field(path: &str) -> String {
 
 /// `cacheSpec.1.images` as `cacheSpec[1].images`.
 fn indexed(path: &str) -> String {
-    let mut out = String::new();
-    for part in path.split('.') {
-        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
-            out.push_str(&format!("[{part}]"));
-        } else {
-            if !out.is_empty() {
-                out.push('.');
-            }
-            out.push_str(part);
+    path.split('.').fold(String::new(), |out, part| {
+        let is_index = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        match (is_index, out.is_empty()) {
+            (true, _) => out + "[" + part + "]",
+            (false, true) => part.to_owned(),
+            (false, false) => out + "." + part,
         }
-    }
-    out
+    })
 }
 
 #[cfg(test)]
