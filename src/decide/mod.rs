@@ -2,6 +2,7 @@
 
 pub mod backoff;
 pub mod inputs;
+pub mod selector;
 pub mod timing;
 
 pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node};
