@@ -7,6 +7,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::schema::WithoutDefaultsAndNulls;
+
 /// Image lists, each for the nodes that its selector matches.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[kube(
@@ -76,6 +78,7 @@ use serde::{Deserialize, Serialize};
     )
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = WithoutDefaultsAndNulls)]
 #[x_kube(validation = Rule::new("self.cacheSpec.map(list, size(list.images)).sum() <= 1000")
     .message("all lists together may name at most 1000 images: split them over several ImageCaches"))]
 pub struct ImageCacheSpec {
@@ -85,12 +88,11 @@ pub struct ImageCacheSpec {
 
     /// Nothing is started for this object while this is true. What is there stays there.
     #[serde(default, skip_serializing_if = "is_default")]
-    #[schemars(with = "Option<bool>")]
     pub paused: bool,
 
     /// Images of a higher priority are pulled first, across all `ImageCaches`: -1000 to 1000. Within one, the lists' order counts.
     #[serde(default, skip_serializing_if = "is_default")]
-    #[schemars(with = "Option<i32>", range(min = -1000, max = 1000))]
+    #[schemars(range(min = -1000, max = 1000))]
     pub priority: i32,
 }
 
@@ -109,7 +111,7 @@ pub struct ImageList {
 
     /// Requirements on a Node's labels, all of them, together with `nodeSelector`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(with = "Option<Vec<MatchExpression>>", length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub match_expressions: Vec<MatchExpression>,
 }
 
@@ -158,6 +160,7 @@ pub enum Operator {
 /// How far the cluster is with an `ImageCache`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(transform = WithoutDefaultsAndNulls)]
 pub struct ImageCacheStatus {
     /// The generation of the spec that this status is about.
     pub observed_generation: i64,
@@ -292,6 +295,7 @@ fn node_selector_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "maxProperties": 64,
+        "x-kubernetes-map-type": "atomic",
         "additionalProperties": { "type": "string", "maxLength": 63 },
         "x-kubernetes-validations": [
             {

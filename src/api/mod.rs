@@ -7,6 +7,7 @@ pub mod condition;
 pub mod image_cache;
 pub mod node_image_cache;
 pub mod reason;
+mod schema;
 pub mod spec_error;
 
 pub use image_cache::{

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::image_cache::NodeState;
 use super::reason::{ImageState, Reason};
+use super::schema::WithoutDefaultsAndNulls;
 
 /// The most images that a report lists.
 pub const MAX_REPORTED_IMAGES: usize = 1000;
@@ -65,6 +66,7 @@ pub struct NodeImageCacheFields {}
 /// What a node's agent reports.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(transform = WithoutDefaultsAndNulls)]
 pub struct NodeImageCacheStatus {
     /// The container runtime.
     pub runtime: RuntimeStatus,
