@@ -1,1 +1,29 @@
 //! A real cluster on one machine: the servers, networks and images that the tests and the demo share.
+//!
+//! A [`Lab`] owns all that is made. [`Registry`], [`FaultProxy`] and [`Containerd`] are enough to test against a runtime;
+//! a [`Cluster`] adds an API server and nodes.
+
+mod containerd;
+mod fault_proxy;
+mod http;
+mod image;
+mod lab;
+mod namespace;
+mod network;
+mod pki;
+mod process;
+mod registry;
+mod servers;
+mod wait;
+
+pub use containerd::{Containerd, ContainerdOptions, RuntimeImage, Version};
+pub use fault_proxy::{Fault, FaultProxy, ProxyRequest, Rule};
+pub use image::{ImageSpec, architecture, digest, other_architecture};
+pub use lab::Lab;
+pub use namespace::Namespace;
+pub use network::Network;
+pub use pki::{Authority, Identity};
+pub use process::Process;
+pub use registry::{Listen, Mark, Registry, RegistryOptions, RegistryRequest, Tls};
+pub use servers::{build, reference_oracle};
+pub use wait::wait_for;
