@@ -3,25 +3,31 @@
 //! A [`Lab`] owns all that is made. [`Registry`], [`FaultProxy`] and [`Containerd`] are enough to test against a runtime;
 //! a [`Cluster`] adds an API server and nodes.
 
+mod cluster;
 mod containerd;
 mod fault_proxy;
 mod http;
 mod image;
+mod kubernetes;
 mod lab;
 mod namespace;
 mod network;
+mod node;
 mod pki;
 mod process;
 mod registry;
 mod servers;
 mod wait;
 
+pub use cluster::{Bound, Cluster, ClusterOptions};
 pub use containerd::{Containerd, ContainerdOptions, RuntimeImage, Version};
 pub use fault_proxy::{Fault, FaultProxy, ProxyRequest, Rule};
 pub use image::{ImageSpec, architecture, digest, other_architecture};
+pub use kubernetes::{ApiRequest, client};
 pub use lab::Lab;
 pub use namespace::Namespace;
 pub use network::Network;
+pub use node::Node;
 pub use pki::{Authority, Identity};
 pub use process::Process;
 pub use registry::{Listen, Mark, Registry, RegistryOptions, RegistryRequest, Tls};
