@@ -13,7 +13,10 @@ ARCHIVE := $(TARGET)/imagecache-agent-$(VERSION).tar
 export RUST_TEST_THREADS ?= 2
 export IMAGECACHE_AGENT := $(abspath $(AGENT))
 
-.PHONY: help build agent image crds servers lint test demo bench clean
+# The packages of the test bed are looked for here too.
+export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
+
+.PHONY: help build agent image crds servers lint root test demo bench clean
 
 help: ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +29,21 @@ agent: ## Build the static release binary
 	@ls -l $(AGENT)
 
 image: agent ## Build a container image into an archive that runtimes can import
-	@TARGET=$(TARGET) ./image.sh $(AGENT) $(IMAGE) $(ARCHIVE)
+	@mkdir -p $(TARGET)/image && cp $(AGENT) $(TARGET)/image/ && rm -f $(ARCHIVE)
+	@set -e; \
+	if command -v buildah >/dev/null; then \
+	  buildah --storage-driver vfs bud --quiet --isolation chroot --file Containerfile --tag $(IMAGE) $(TARGET)/image; \
+	  buildah --storage-driver vfs push --quiet $(IMAGE) oci-archive:$(ARCHIVE):$(IMAGE); \
+	elif command -v podman >/dev/null; then \
+	  podman build --quiet --file Containerfile --tag $(IMAGE) $(TARGET)/image; \
+	  podman save --quiet --format oci-archive --output $(ARCHIVE) $(IMAGE); \
+	elif docker info >/dev/null 2>&1; then \
+	  docker build --quiet --file Containerfile --tag $(IMAGE) $(TARGET)/image; \
+	  docker save --output $(ARCHIVE) $(IMAGE); \
+	else \
+	  echo "an image is built by buildah, podman or docker, and none of them works here: install the package buildah" >&2; exit 1; \
+	fi
+	@echo "$(IMAGE) is in $(ARCHIVE); a node takes it with: ctr -n k8s.io images import $(notdir $(ARCHIVE))"
 
 crds: ## Write the resource definitions anew from the types
 	cargo run --quiet -- crd imagecaches >$(TARGET)/imagecaches.yaml
@@ -41,14 +58,17 @@ lint: ## Check formatting, lints and documentation
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 
-test: lint agent servers ## Run every test, on real servers (needs root)
-	@test "$$(id -u)" = 0 || { echo "the tests on real servers need root; what needs none: cargo test" >&2; exit 1; }
+# Before the builds, which take minutes.
+root:
+	@test "$$(id -u)" = 0 || { echo "real nodes need root: sudo make $(MAKECMDGOALS). What needs none: cargo test" >&2; exit 1; }
+
+test: root lint agent servers ## Run every test, on real servers (needs root)
 	cargo test --workspace -- --include-ignored
 
-demo: agent servers ## Show a cluster of three nodes at work (needs root; KEEP=1 leaves it up)
+demo: root agent servers ## Show a cluster of three nodes at work (needs root; KEEP=1 leaves it up)
 	cargo run --quiet --package testbed -- demo $(if $(KEEP),--keep)
 
-bench: agent servers ## Measure, and write docs/performance.md (needs root)
+bench: root agent servers ## Measure, and write docs/performance.md (needs root)
 	cargo bench
 
 clean: ## Remove what was built here; the servers stay in their cache
