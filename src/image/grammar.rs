@@ -144,19 +144,10 @@ mod tests {
 
     #[test]
     fn a_tag_has_1_to_128_characters() {
-        for tag in ["a", "_", "0", "v1.2-rc_3", &"a".repeat(MAX_TAG)] {
+        for tag in ["a", "_", "0", "v1.2-rc_3", &"a".repeat(128)] {
             assert!(is_tag(tag), "{tag}");
         }
-        for other in [
-            "",
-            ".a",
-            "-a",
-            "a b",
-            "a:b",
-            "a+b",
-            "ä",
-            &"a".repeat(MAX_TAG + 1),
-        ] {
+        for other in ["", ".a", "-a", "a b", "a:b", "a+b", "ä", &"a".repeat(129)] {
             assert!(!is_tag(other), "{other}");
         }
     }

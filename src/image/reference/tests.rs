@@ -216,6 +216,7 @@ fn a_refusal_names_what_is_wrong() {
             },
         ),
         ("a@sha256:FF", E::DigestDigits(owned("FF"))),
+        ("a@sha256:0g", E::DigestDigits(owned("0g"))),
         (
             &format!("a@{SHA256}@{SHA256}"),
             E::DigestDigits(format!("{}@{SHA256}", &SHA256[7..])),
