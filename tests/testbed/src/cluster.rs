@@ -103,7 +103,7 @@ impl Cluster {
             for node in &cluster.nodes {
                 node.start_kubelet()?;
             }
-            cluster.wait_ready(Duration::from_secs(60)).await?;
+            cluster.wait_ready(Duration::from_mins(1)).await?;
         }
         Ok(cluster)
     }
@@ -305,7 +305,7 @@ impl Cluster {
     pub async fn wait_ready(&self, deadline: Duration) -> Result<()> {
         for node in &self.nodes {
             wait_for(
-                &format!("node {} to be Ready", node.name()),
+                format!("node {} to be Ready", node.name()),
                 deadline,
                 async || {
                     let ready = self.node_ready(node.name()).await?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
+use tokio::net::UnixStream;
 
 use crate::lab::Lab;
 use crate::namespace::Namespace;
@@ -177,8 +178,10 @@ impl Containerd {
             .lab
             .spawn(&format!("{}-containerd", self.name), command)?;
         let what = format!("containerd of {}", self.name);
-        let answered = wait_for(&what, Duration::from_secs(20), async || {
+        let answered = wait_for(what, Duration::from_secs(20), async || {
             ensure!(process.status().is_none(), "it ended");
+            // Cheaper than a crictl that fails.
+            UnixStream::connect(self.socket()).await?;
             self.crictl(&["version"]).await
         });
         answered.await.map_err(|e| process.explain(e))?;

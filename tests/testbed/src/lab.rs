@@ -6,13 +6,16 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::FlockOperation;
+use rustix::process::{Pid, Signal};
 
 use crate::network::Network;
 use crate::pki::Authority;
 use crate::process::{Process, lock};
+use crate::wait::wait_for;
 
 /// The environment variable by which the reaper knows what belongs to a lab: its value is the lab's folder.
 const MARK: &str = "IMAGECACHE_TESTBED";
@@ -56,6 +59,7 @@ impl Lab {
         fs::rename(&hidden, &dir)?;
 
         fs::create_dir(dir.join("log"))?;
+        fs::write(dir.join("owner"), std::process::id().to_string())?;
         let reaper = reap(&dir, Stdio::piped())?;
         let (network, authority) = (OnceLock::new(), OnceLock::new());
         Ok(Arc::new(Self {
@@ -128,6 +132,47 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// Says that this lab is not a test's but somebody's who will end it with [`Lab::end_kept`].
+    pub fn keep(&self) -> Result<()> {
+        Ok(fs::write(self.dir.join("kept"), "")?)
+    }
+
+    /// Asks the owners of all kept labs to end, waits until nothing of them is left, and returns their folders.
+    pub async fn end_kept() -> Result<Vec<PathBuf>> {
+        let kept: Vec<_> = labs(&std::env::temp_dir())?
+            .into_iter()
+            .filter(|dir| dir.join("kept").exists())
+            .collect();
+        for dir in &kept {
+            let owner = fs::read_to_string(dir.join("owner"))?
+                .parse()
+                .ok()
+                .and_then(Pid::from_raw);
+            let lives = rustix::fs::flock(
+                File::open(dir.join("lock"))?,
+                FlockOperation::NonBlockingLockExclusive,
+            )
+            .is_err();
+            if let (true, Some(owner)) = (lives, owner) {
+                rustix::process::kill_process(owner, Signal::TERM)?;
+            }
+        }
+        for dir in &kept {
+            wait_for(
+                format!("{} to be removed", dir.display()),
+                Duration::from_secs(30),
+                async || {
+                    ensure!(!dir.exists(), "it is there");
+                    Ok(())
+                },
+            )
+            .await?;
+        }
+        Ok(kept)
+    }
+}
+
 impl Drop for Lab {
     fn drop(&mut self) {
         let reaper = self
@@ -178,7 +223,7 @@ fn remove_leftovers(base: &Path) -> Result<()> {
 }
 
 /// The folders of all labs on this machine.
-pub(crate) fn labs(base: &Path) -> Result<Vec<PathBuf>> {
+fn labs(base: &Path) -> Result<Vec<PathBuf>> {
     let names = fs::read_dir(base)?.filter_map(|e| Some(e.ok()?.path()));
     Ok(names
         .filter(|p| {

@@ -31,5 +31,5 @@ pub use node::Node;
 pub use pki::{Authority, Identity};
 pub use process::Process;
 pub use registry::{Listen, Mark, Registry, RegistryOptions, RegistryRequest, Tls};
-pub use servers::{build, reference_oracle};
+pub use servers::{build, kubectl_folder, reference_oracle};
 pub use wait::wait_for;

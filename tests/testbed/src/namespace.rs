@@ -12,9 +12,10 @@ use crate::lab::Lab;
 use crate::process::Process;
 use crate::wait::wait_for;
 
-/// `/run`, `/run/containerd`, `/var/log` and `/var/lib/kubelet` are the node's own: a runtime answers at its well-known socket, and
-/// nothing that a node writes there stays. Mounts are shared within the namespace, as systemd does it (propagation into
-/// containers needs that), and with nobody outside.
+/// `/run`, `/var/log` and what is new in `/var/lib` are the node's own: a runtime answers at its well-known socket, and nothing
+/// that a node writes there stays. The kernel's settings that a kubelet insists on look as it wants them, so it changes none.
+/// Mounts are shared within the namespace, as systemd does it (propagation into containers needs that), and with nobody
+/// outside.
 const SETUP: &str = r#"set -e
 mount --make-rshared /
 resolv=$(readlink -f /etc/resolv.conf || true)
@@ -24,6 +25,15 @@ if [ -f "$1/resolv.conf" ] && [ ! -f "$resolv" ]; then mkdir -p "${resolv%/*}"; 
 mkdir /run/containerd
 mount --bind "$1/run" /run/containerd
 mount -t tmpfs tmpfs /var/log
+mkdir "$1/var-lib" "$1/var-lib-work"
+mount -t overlay -o "lowerdir=/var/lib,upperdir=$1/var-lib,workdir=$1/var-lib-work" overlay /var/lib
+mkdir /run/sysctl
+for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    file=/run/sysctl/$(echo "${setting%=*}" | tr / .)
+    echo "${setting#*=}" >"$file"
+    mount --bind "$file" "/proc/sys/${setting%=*}"
+done
 echo ready
 exec sleep infinity"#;
 
@@ -52,7 +62,7 @@ impl Namespace {
         command.args(["sh", "-c", SETUP, "node"]).arg(&dir);
         let holder = lab.spawn(&format!("{name}-namespace"), command)?;
         wait_for(
-            &format!("the namespace of {name}"),
+            format!("the namespace of {name}"),
             Duration::from_secs(10),
             async || {
                 holder
@@ -91,7 +101,6 @@ impl Namespace {
         if self.own_network {
             command.arg("--net");
         }
-        // `--wdns` would be a path outside; the working folder stays the caller's by name.
         command.arg("--").arg(program);
         command
     }

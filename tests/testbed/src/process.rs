@@ -76,7 +76,7 @@ impl Process {
     /// Waits until the process has ended by itself.
     pub async fn wait(&self, deadline: Duration) -> Result<ExitStatus> {
         let what = format!("{} to end", self.name);
-        wait_for(&what, deadline, async || self.status().context("it runs")).await
+        wait_for(what, deadline, async || self.status().context("it runs")).await
     }
 
     /// SIGTERM, then SIGKILL if the process has not ended by the deadline.

@@ -115,6 +115,11 @@ pub fn reference_oracle() -> Result<PathBuf> {
     server("reference", "reference")
 }
 
+/// The folder that holds kubectl.
+pub fn kubectl_folder() -> Result<PathBuf> {
+    Ok(server("kubernetes", "kubectl")?.with_file_name(""))
+}
+
 fn packages() -> Result<()> {
     let missing: Vec<_> = PACKAGES
         .iter()

@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(25);
 /// # }
 /// ```
 pub async fn wait_for<T>(
-    what: &str,
+    what: impl std::fmt::Display,
     deadline: Duration,
     mut look: impl AsyncFnMut() -> Result<T>,
 ) -> Result<T> {
