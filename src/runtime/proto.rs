@@ -1,5 +1,5 @@
 //! The messages and clients that `build.rs` makes from `proto/`.
-#![allow(dead_code, missing_docs, clippy::all, clippy::pedantic)]
+#![allow(missing_docs, clippy::all, clippy::pedantic)]
 
 pub mod cri {
     tonic::include_proto!("runtime.v1");

@@ -1,0 +1,160 @@
+//! What containerd offers beside the CRI, on the same socket: leases and its content store.
+
+use std::collections::HashMap;
+use std::future::Future;
+
+use jiff::Timestamp;
+use tonic::metadata::MetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+use super::connect::MAX_ANSWER_BYTES;
+use super::error::{RuntimeError, Unavailable};
+use super::images::Runtime;
+use super::proto::containerd::leases::leases_client::LeasesClient;
+use super::proto::containerd::leases::{CreateRequest, DeleteRequest, ListRequest};
+use super::proto::containerd::version::version_client::VersionClient;
+
+/// Everything of the CRI is in this namespace.
+pub(super) const NAMESPACE: &str = "k8s.io";
+
+/// Marks a lease as ours; its value is the image that it is for.
+const OURS: &str = "imagecache.dev/lease";
+
+/// From this time on containerd may collect the lease.
+const EXPIRES: &str = "containerd.io/gc.expire";
+
+/// The runtime is containerd.
+#[derive(Clone, Debug)]
+pub struct Containerd {
+    pub(super) runtime: Runtime,
+    version: String,
+}
+
+/// A lease of ours: it keeps what a pull has downloaded, also when the pull ends without the
+/// image. Without one containerd throws everything away within 0.6 s.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Lease {
+    /// What a pull names it by.
+    pub id: String,
+    /// The image that it was made for.
+    pub image: String,
+    /// When containerd may collect it. It does so with the next collection that something else
+    /// causes, which may be much later.
+    pub expires: Option<Timestamp>,
+}
+
+impl Containerd {
+    /// Asks whether this runtime is containerd. `None` from another one.
+    pub async fn ask(runtime: &Runtime) -> Result<Option<Self>, RuntimeError> {
+        let question = async { VersionClient::new(runtime.channel()).version(()).await };
+        match runtime.call("say whether it is containerd", question).await {
+            Ok(answer) => Ok(Some(Self {
+                runtime: runtime.clone(),
+                version: answer.version,
+            })),
+            // The CRI's own version was not asked: an unknown service says only this.
+            Err(RuntimeError::Unavailable(Unavailable::NotCri { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As in "v2.4.2".
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Creates a lease for an image. One that exists already stays as it is: its labels, the
+    /// time among them, cannot be changed.
+    pub async fn create_lease(&self, lease: &Lease) -> Result<(), RuntimeError> {
+        let mut labels = HashMap::from([(OURS.to_owned(), lease.image.clone())]);
+        if let Some(time) = lease.expires {
+            labels.insert(EXPIRES.to_owned(), time.to_string());
+        }
+        let request = namespaced(CreateRequest {
+            id: lease.id.clone(),
+            labels,
+        });
+        let answer = async {
+            or(
+                Code::AlreadyExists,
+                self.leases_client().create(request).await,
+            )
+        };
+        self.runtime.call("create a lease", answer).await
+    }
+
+    /// Deletes a lease; what only it kept is collected some time later. One that is not there
+    /// is no error.
+    ///
+    /// Never while its pull runs: the pull would fail.
+    pub async fn delete_lease(&self, id: &str) -> Result<(), RuntimeError> {
+        self.delete(id, false).await
+    }
+
+    /// Deletes a lease and waits until what only it kept is gone from the disk.
+    ///
+    /// Never while its pull runs: the pull would fail.
+    pub async fn discard_lease(&self, id: &str) -> Result<(), RuntimeError> {
+        self.delete(id, true).await
+    }
+
+    /// The leases that this program has made, in this process or before.
+    pub async fn leases(&self) -> Result<Vec<Lease>, RuntimeError> {
+        let request = namespaced(ListRequest {
+            filters: vec![format!("labels.{OURS:?}")],
+        });
+        let answer = async { self.leases_client().list(request).await };
+        let leases = self.runtime.call("list leases", answer).await?.leases;
+        Ok(leases
+            .into_iter()
+            .filter_map(|mut lease| {
+                Some(Lease {
+                    image: lease.labels.remove(OURS)?,
+                    expires: lease.labels.get(EXPIRES).and_then(|time| time.parse().ok()),
+                    id: lease.id,
+                })
+            })
+            .collect())
+    }
+
+    async fn delete(&self, id: &str, sync: bool) -> Result<(), RuntimeError> {
+        let request = namespaced(DeleteRequest {
+            id: id.to_owned(),
+            sync,
+        });
+        let answer = async { or(Code::NotFound, self.leases_client().delete(request).await) };
+        self.runtime.call("delete a lease", answer).await
+    }
+
+    pub(super) async fn call<T>(
+        &self,
+        action: &'static str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, RuntimeError> {
+        self.runtime.call(action, answer).await
+    }
+
+    pub(super) fn leases_client(&self) -> LeasesClient<Channel> {
+        LeasesClient::new(self.runtime.channel()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+}
+
+/// A request in the namespace of the CRI.
+pub(super) fn namespaced<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert(
+        "containerd-namespace",
+        MetadataValue::from_static(NAMESPACE),
+    );
+    request
+}
+
+/// What is wanted is the case already.
+fn or<T>(already: Code, answer: Result<Response<T>, Status>) -> Result<Response<()>, Status> {
+    match answer {
+        Err(status) if status.code() != already => Err(status),
+        _ => Ok(Response::new(())),
+    }
+}

@@ -1,0 +1,315 @@
+//! How far one pull is, in bytes of its own image.
+//!
+//! containerd's CRI says nothing about a running pull. Its lease does: it lists what is
+//! downloaded (`content`) and what is being downloaded (`ingests`). Versions before 2 list a
+//! layer only when its turn has come, so the whole is read from the image's manifest, which is
+//! the first thing that a pull downloads.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use super::connect::MAX_ANSWER_BYTES;
+use super::containerd::{Containerd, namespaced};
+use super::error::RuntimeError;
+use super::proto::containerd::content::content_client::ContentClient;
+use super::proto::containerd::content::{
+    self, InfoRequest, ListStatusesRequest, ReadContentRequest,
+};
+use super::proto::containerd::leases::{ListResourcesRequest, Resource};
+
+/// containerd refuses larger manifests too.
+const MAX_MANIFEST_BYTES: i64 = 8 << 20;
+
+/// containerd marks what refers to other content with labels that start so: manifests and
+/// indexes, never layers.
+const REFERS: &str = "containerd.io/gc.ref.content";
+
+/// How far a pull is.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Progress {
+    /// Bytes that are on the disk, of layers in part too. Running layers move in steps of 1 MiB.
+    pub done_bytes: u64,
+    /// Bytes of the whole image as the registry holds it, as in [`Image::bytes`]; less while not
+    /// all of it is known, 0 while nothing is.
+    ///
+    /// [`Image::bytes`]: super::Image::bytes
+    pub total_bytes: u64,
+}
+
+/// Follows one pull by its lease. Its numbers never go back.
+///
+/// A layer that the node has unpacked already for another image, and whose download it has
+/// thrown away, is never downloaded: then `done_bytes` stays below `total_bytes` to the end.
+#[derive(Clone, Debug)]
+pub struct PullProgress {
+    containerd: Containerd,
+    lease: String,
+    image: Parts,
+    latest: Progress,
+}
+
+/// The parts of the image by their digest, with their sizes.
+#[derive(Clone, Debug, Default)]
+struct Parts {
+    sizes: BTreeMap<String, u64>,
+    /// What has been looked into: manifests and indexes.
+    read: BTreeSet<String>,
+}
+
+#[derive(Deserialize)]
+struct Manifest {
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+}
+
+#[derive(Deserialize)]
+struct Descriptor {
+    digest: String,
+    size: u64,
+}
+
+impl Containerd {
+    /// Follows the pull that runs under this lease.
+    #[must_use]
+    pub fn progress(&self, lease: &str) -> PullProgress {
+        PullProgress {
+            containerd: self.clone(),
+            lease: lease.to_owned(),
+            image: Parts::default(),
+            latest: Progress::default(),
+        }
+    }
+
+    fn content_client(&self) -> ContentClient<Channel> {
+        ContentClient::new(self.runtime.channel()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+}
+
+impl PullProgress {
+    /// Asks containerd once: two short calls, and for each manifest two more.
+    pub async fn look(&mut self) -> Result<Progress, RuntimeError> {
+        let resources = self.resources().await?;
+        let ingests = self.ingests().await?;
+        let (mut complete, mut refs) = (BTreeSet::new(), BTreeSet::new());
+        for resource in resources {
+            match resource.r#type.as_str() {
+                "content" => complete.insert(resource.id),
+                "ingests" => refs.insert(resource.id),
+                _ => false,
+            };
+        }
+        for digest in &complete {
+            self.read(digest).await?;
+        }
+        let ours = ingests.iter().filter(|ingest| refs.contains(&ingest.r#ref));
+        let now = self.image.progress(&complete, ours);
+        self.latest.done_bytes = self.latest.done_bytes.max(now.done_bytes);
+        self.latest.total_bytes = self
+            .latest
+            .total_bytes
+            .max(now.total_bytes)
+            .max(self.latest.done_bytes);
+        Ok(self.latest)
+    }
+
+    async fn resources(&self) -> Result<Vec<Resource>, RuntimeError> {
+        let request = namespaced(ListResourcesRequest {
+            id: self.lease.clone(),
+        });
+        let answer = async {
+            self.containerd
+                .leases_client()
+                .list_resources(request)
+                .await
+        };
+        Ok(self
+            .containerd
+            .call("list what a lease holds", answer)
+            .await?
+            .resources)
+    }
+
+    async fn ingests(&self) -> Result<Vec<content::Status>, RuntimeError> {
+        let request = namespaced(ListStatusesRequest {
+            filters: Vec::new(),
+        });
+        let answer = async {
+            self.containerd
+                .content_client()
+                .list_statuses(request)
+                .await
+        };
+        Ok(self
+            .containerd
+            .call("list downloads", answer)
+            .await?
+            .statuses)
+    }
+
+    /// Learns the image's parts, if this is its manifest.
+    async fn read(&mut self, digest: &str) -> Result<(), RuntimeError> {
+        if self.image.sizes.contains_key(digest) || self.image.read.contains(digest) {
+            return Ok(());
+        }
+        let request = namespaced(InfoRequest {
+            digest: digest.to_owned(),
+        });
+        let answer = async { self.containerd.content_client().info(request).await };
+        let Some(blob) = self.containerd.call("describe content", answer).await?.info else {
+            return Ok(());
+        };
+        // The labels are written a moment after the content: without them look again later.
+        if !blob.labels.keys().any(|label| label.starts_with(REFERS))
+            || blob.size > MAX_MANIFEST_BYTES
+        {
+            return Ok(());
+        }
+        let bytes = self
+            .containerd
+            .call("read a manifest", self.bytes(digest))
+            .await?;
+        self.image.learn(digest, &bytes);
+        Ok(())
+    }
+
+    async fn bytes(&self, digest: &str) -> Result<Response<Vec<u8>>, Status> {
+        let request = ReadContentRequest {
+            digest: digest.to_owned(),
+            offset: 0,
+            size: 0,
+        };
+        let mut pieces = self
+            .containerd
+            .content_client()
+            .read(namespaced(request))
+            .await?
+            .into_inner();
+        let mut bytes = Vec::new();
+        while let Some(piece) = pieces.message().await? {
+            bytes.extend(piece.data);
+        }
+        Ok(Response::new(bytes))
+    }
+}
+
+impl Parts {
+    fn learn(&mut self, digest: &str, bytes: &[u8]) {
+        self.read.insert(digest.to_owned());
+        // An index has no layers; which of its manifests is pulled, the pull decides.
+        if let Ok(manifest) = serde_json::from_slice::<Manifest>(bytes) {
+            self.sizes.insert(digest.to_owned(), bytes.len() as u64);
+            for part in std::iter::once(manifest.config).chain(manifest.layers) {
+                self.sizes.insert(part.digest, part.size);
+            }
+        }
+    }
+
+    fn progress<'a>(
+        &self,
+        complete: &BTreeSet<String>,
+        ingests: impl Iterator<Item = &'a content::Status>,
+    ) -> Progress {
+        let mut sizes = self.sizes.clone();
+        let mut done: BTreeMap<&str, u64> = BTreeMap::new();
+        for ingest in ingests {
+            // "layer-sha256:…"
+            if let Some((kind, digest)) = ingest.r#ref.split_once('-')
+                && kind != "index"
+            {
+                let total = u64::try_from(ingest.total).unwrap_or(0);
+                let size = *sizes.entry(digest.to_owned()).or_insert(total);
+                let offset = u64::try_from(ingest.offset).unwrap_or(0);
+                done.insert(digest, offset.min(size));
+            }
+        }
+        for digest in complete {
+            if let Some(size) = sizes.get(digest) {
+                done.insert(digest, *size);
+            }
+        }
+        Progress {
+            done_bytes: done.values().sum(),
+            total_bytes: sizes.values().sum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &[u8] = br#"{"config":{"digest":"sha256:c","size":10},
+        "layers":[{"digest":"sha256:1","size":1000},{"digest":"sha256:2","size":2000},{"digest":"sha256:1","size":1000}]}"#;
+
+    fn ingest(name: &str, offset: i64, total: i64) -> content::Status {
+        content::Status {
+            r#ref: name.to_owned(),
+            offset,
+            total,
+        }
+    }
+
+    fn complete(digests: &[&str]) -> BTreeSet<String> {
+        digests.iter().map(|digest| (*digest).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_whole_is_known_as_soon_as_the_manifest_is() {
+        let mut parts = Parts::default();
+        parts.learn(
+            "sha256:i",
+            br#"{"manifests":[{"digest":"sha256:m","size":300}]}"#,
+        );
+        parts.learn("sha256:m", MANIFEST);
+        let manifest = MANIFEST.len() as u64;
+
+        // A layer that is in the image twice is downloaded once. The index does not count.
+        let started = parts.progress(&complete(&["sha256:i", "sha256:m"]), [].iter());
+        assert_eq!(
+            started,
+            Progress {
+                done_bytes: manifest,
+                total_bytes: manifest + 3010
+            }
+        );
+
+        let running = parts.progress(
+            &complete(&["sha256:i", "sha256:m", "sha256:c", "sha256:1"]),
+            [ingest("layer-sha256:2", 500, 2000)].iter(),
+        );
+        assert_eq!(
+            running,
+            Progress {
+                done_bytes: manifest + 1510,
+                total_bytes: manifest + 3010
+            }
+        );
+    }
+
+    #[test]
+    fn before_the_manifest_only_what_is_seen_counts() {
+        let parts = Parts::default();
+        let progress = parts.progress(
+            &complete(&["sha256:other"]),
+            [
+                ingest("layer-sha256:2", 500, 2000),
+                ingest("index-sha256:i", 1, 300),
+            ]
+            .iter(),
+        );
+        assert_eq!(
+            progress,
+            Progress {
+                done_bytes: 500,
+                total_bytes: 2000
+            }
+        );
+        assert_eq!(
+            parts.progress(&complete(&[]), [].iter()),
+            Progress::default()
+        );
+    }
+}
