@@ -1,1 +1,350 @@
 //! The loop of one node, and the tasks it owns.
+//!
+//! It does not know Kubernetes: it takes [`Inputs`] from a channel and gives reports into another.
+//! Everything that happens only wakes it. It then looks at the world as it is, asks
+//! [`decide::plan`](crate::decide::plan()) what to do, does it, and reports. It waits for nothing but its inbox: pulls and questions
+//! to the runtime are tasks of their own.
+
+mod look;
+mod platform;
+mod pull;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::{Notify, watch as channel};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+pub use pull::Downloads;
+
+use crate::api::NodeImageCacheStatus;
+use crate::decide::desired::ImageKey;
+use crate::decide::world::{Outcome, Runtime, World};
+use crate::decide::{Inputs, Known, Now, Timing, desired, plan, report};
+use crate::runtime::Endpoint;
+use look::{Questions, questions};
+use pull::{Pull, Pulled};
+use watch::{Observed, Session, Watch};
+
+/// How often a report is made while pulls run: each one looks at every wanted image.
+const REPORT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How long pulls may take to end when the agent ends.
+const CANCEL_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the agent is to do, and where.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The runtime's socket.
+    pub endpoint: Endpoint,
+    /// Pulls that may run at the same time. At least 1.
+    pub max_parallel_pulls: usize,
+    /// The intervals.
+    pub timing: Timing,
+}
+
+/// What the agent is told, and what it tells.
+#[derive(Debug)]
+pub struct Channels {
+    /// What is wanted.
+    pub inputs: channel::Receiver<Inputs>,
+    /// The newest report. `None` until it is known what is wanted.
+    pub reports: channel::Sender<Option<Arc<NodeImageCacheStatus>>>,
+    /// Whether the runtime answers.
+    pub runtime: channel::Sender<Runtime>,
+    /// How far each pull is, for somebody who looks on.
+    pub downloads: Option<channel::Sender<Downloads>>,
+}
+
+/// Runs the agent until the shutdown. The error is a task of it that died.
+pub async fn run(
+    settings: Settings,
+    channels: Channels,
+    shutdown: CancellationToken,
+) -> Result<(), tokio::task::JoinError> {
+    let look_now = Arc::new(Notify::new());
+    let (ask, asked) = channel::channel(Arc::new(Questions::new()));
+    let (observe, observed) = channel::channel(Observed::Nothing);
+    let watch = Watch {
+        endpoint: settings.endpoint.clone(),
+        questions: asked,
+        look_now: look_now.clone(),
+        observed: observe,
+        timing: settings.timing,
+        shutdown: shutdown.child_token(),
+    };
+    let watch = tokio::spawn(watch.run());
+    let agent = Agent {
+        settings,
+        channels,
+        ask,
+        look_now,
+        observed,
+        world: World::default(),
+        started: Instant::now(),
+        session: None,
+        pulls: JoinSet::new(),
+        cancels: BTreeMap::new(),
+        resolved: BTreeMap::new(),
+        ended: BTreeMap::new(),
+        reported_at: None,
+    };
+    // Whichever ends first: the agent ends at the shutdown, and the watch only with it or by a panic.
+    let agent = tokio::spawn(agent.run(shutdown.clone()));
+    tokio::pin!(watch, agent);
+    tokio::select! {
+        ended = &mut agent => ended?,
+        ended = &mut watch => {
+            ended?;
+            agent.await?;
+        }
+    }
+    Ok(())
+}
+
+struct Agent {
+    settings: Settings,
+    channels: Channels,
+    ask: channel::Sender<Arc<Questions>>,
+    look_now: Arc<Notify>,
+    observed: channel::Receiver<Observed>,
+    world: World,
+    started: Instant,
+    session: Option<Arc<Session>>,
+    pulls: JoinSet<(ImageKey, Pulled)>,
+    cancels: BTreeMap<ImageKey, CancellationToken>,
+    /// The runtime's own names of images that it resolved itself.
+    resolved: BTreeMap<ImageKey, String>,
+    /// When pulls ended: an answer to an older question does not know of them.
+    ended: BTreeMap<ImageKey, Instant>,
+    reported_at: Option<Instant>,
+}
+
+impl Agent {
+    async fn run(mut self, shutdown: CancellationToken) {
+        self.take_inputs();
+        loop {
+            let wake = self.act();
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                changed = self.channels.inputs.changed() => match changed {
+                    Ok(()) => self.take_inputs(),
+                    // Whoever tells the inputs has ended: so does the process, or the shutdown follows.
+                    Err(_) => break,
+                },
+                changed = self.observed.changed() => match changed {
+                    Ok(()) => self.take_observed(),
+                    Err(_) => break,
+                },
+                Some(ended) = self.pulls.join_next() => match ended {
+                    Ok((key, pulled)) => self.take_pulled(&key, pulled),
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                },
+                () = sleep_until(wake) => {}
+            }
+        }
+        self.stop().await;
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            monotonic: self.started.elapsed(),
+            wall: Timestamp::now(),
+        }
+    }
+
+    fn take_inputs(&mut self) {
+        let inputs = self.channels.inputs.borrow_and_update().clone();
+        self.world.wants(desired(&inputs));
+        self.channels.reports.send_if_modified(|report| {
+            // What the process before this one reported: its timestamps are carried on.
+            if report.is_none() {
+                report.clone_from(&inputs.reported);
+            }
+            false
+        });
+        if let Known::Known(desired) = &self.world.desired {
+            self.resolved
+                .retain(|key, _| desired.images.contains_key(key));
+            let questions = questions(desired, &self.resolved);
+            self.ask.send_if_modified(|asked| {
+                let changed = **asked != questions;
+                *asked = Arc::new(questions);
+                changed
+            });
+        }
+    }
+
+    fn take_observed(&mut self) {
+        let observed = self.observed.borrow_and_update().clone();
+        match observed {
+            Observed::Nothing => return,
+            Observed::Answers {
+                session,
+                answers,
+                asked_at,
+            } => {
+                self.ended.retain(|_, ended| *ended >= asked_at);
+                let answers = answers
+                    .iter()
+                    .filter(|(key, _)| !self.ended.contains_key(*key))
+                    .map(|(key, found)| (key.clone(), found.clone()))
+                    .collect();
+                self.session = Some(session);
+                self.world
+                    .has(answers, self.now(), &self.settings.timing, fastrand::f64());
+            }
+            Observed::Down(why) => self.world.lost_runtime(why),
+        }
+        self.channels.runtime.send_if_modified(|runtime| {
+            let changed = *runtime != self.world.runtime;
+            runtime.clone_from(&self.world.runtime);
+            changed
+        });
+    }
+
+    fn take_pulled(&mut self, key: &ImageKey, pulled: Pulled) {
+        let now = self.now();
+        let before = self
+            .world
+            .memory
+            .get(key)
+            .and_then(|memory| memory.last.clone());
+        let seconds = self
+            .world
+            .pulls
+            .get(key)
+            .map_or(Duration::ZERO, |pull| {
+                now.monotonic.saturating_sub(pull.since)
+            })
+            .as_secs_f64();
+        self.cancels.remove(key);
+        self.ended.insert(key.clone(), Instant::now());
+        if let Some(resolved) = pulled.resolved {
+            self.resolved.insert(key.clone(), resolved);
+        }
+        self.world.ended(
+            key,
+            pulled.outcome.clone(),
+            now,
+            &self.settings.timing,
+            fastrand::f64(),
+        );
+        match pulled.outcome {
+            Outcome::Pulled(_) if pulled.found => {
+                debug!(image = %key, "the image is there already");
+            }
+            Outcome::Pulled(image) => info!(image = %key, bytes = image.bytes, seconds, "pulled"),
+            Outcome::Cancelled => {
+                info!(image = %key, "cancelled: nobody wants this image here any more");
+            }
+            Outcome::RuntimeLost => self.look_now.notify_one(),
+            Outcome::Failed(failed) => {
+                let memory = self.world.memory.get(key);
+                let attempt = memory.map_or(0, |memory| memory.failures);
+                let next = memory
+                    .and_then(|memory| memory.retry)
+                    .map_or_else(|| "at once".to_owned(), |(_, at)| at.to_string());
+                let reason = failed.reason;
+                if before.as_ref() == Some(&failed) {
+                    debug!(image = %key, %reason, error = failed.message, attempt, next, "the pull failed again");
+                } else {
+                    warn!(image = %key, %reason, error = failed.message, attempt, next, "the pull failed");
+                }
+            }
+        }
+    }
+
+    /// Does what the plan says, reports, and says when to wake up next.
+    fn act(&mut self) -> Instant {
+        let now = self.now();
+        let plan = plan(&self.world, self.settings.max_parallel_pulls, now);
+        for key in &plan.cancel {
+            self.world.cancelled(key);
+            if let Some(cancel) = self.cancels.get(key) {
+                cancel.cancel();
+            }
+        }
+        for key in plan.start {
+            self.start(key, now);
+        }
+        let timing = &self.settings.timing;
+        let next = [plan.wake, self.world.state_changes_at(timing, now)];
+        let next = next
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(timing.look_with_events + now.monotonic);
+        (self.started + next).min(self.report())
+    }
+
+    fn start(&mut self, key: ImageKey, now: Now) {
+        let Some(session) = &self.session else {
+            return;
+        };
+        let Some(question) = self.ask.borrow().get(&key).cloned() else {
+            return;
+        };
+        let cancel = CancellationToken::new();
+        let pull = Pull {
+            runtime: session.runtime.clone(),
+            key: key.clone(),
+            question,
+            cancel: cancel.clone(),
+            containerd: session.containerd.clone(),
+            downloads: self.channels.downloads.clone(),
+        };
+        info!(image = %key, "pulling");
+        self.cancels.insert(key.clone(), cancel);
+        self.world.started(key.clone(), now);
+        self.pulls.spawn(async move { (key, pull.run().await) });
+    }
+
+    /// Gives out the report of this moment, if it says something new. While pulls run not more often
+    /// than at an interval: then the answer is when to come back.
+    fn report(&mut self) -> Instant {
+        let now = Instant::now();
+        let due = self.reported_at.map_or(now, |at| at + REPORT_INTERVAL);
+        let working = !self.pulls.is_empty();
+        if working && due > now {
+            return due;
+        }
+        let status = self
+            .session
+            .as_ref()
+            .map(|session| session.status.clone())
+            .unwrap_or_default();
+        let previous = self.channels.reports.borrow().clone();
+        let report = report(
+            &self.world,
+            &status,
+            previous.as_deref(),
+            self.now(),
+            &self.settings.timing,
+        );
+        self.reported_at = Some(now);
+        if let Some(report) = report.filter(|report| previous.as_deref() != Some(report)) {
+            self.channels.reports.send_replace(Some(Arc::new(report)));
+        }
+        now + self.settings.timing.look_with_events
+    }
+
+    /// Cancels every pull and gives each a moment to tidy up.
+    async fn stop(mut self) {
+        for cancel in self.cancels.values() {
+            cancel.cancel();
+        }
+        let ended = timeout(CANCEL_LIMIT, async {
+            while self.pulls.join_next().await.is_some() {}
+        });
+        if ended.await.is_err() {
+            debug!("pulls did not end in time; dropping them");
+        }
+    }
+}

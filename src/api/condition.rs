@@ -20,7 +20,10 @@ pub fn condition(
     let status = if status { "True" } else { "False" };
     let since = find(previous, kind)
         .filter(|before| before.status == status)
-        .map_or(Time(now), |before| before.last_transition_time.clone());
+        .map_or_else(
+            || whole_seconds(now),
+            |before| before.last_transition_time.clone(),
+        );
     Condition {
         type_: kind.to_owned(),
         status: status.to_owned(),
@@ -35,6 +38,12 @@ pub fn condition(
 #[must_use]
 pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+/// The time as the API server keeps it: what is written has to equal what comes back.
+#[must_use]
+pub fn whole_seconds(wall: Timestamp) -> Time {
+    Time(Timestamp::from_second(wall.as_second()).unwrap_or(wall))
 }
 
 fn cut(message: &str) -> &str {

@@ -113,6 +113,7 @@ impl fmt::Display for Reason {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

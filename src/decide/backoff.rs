@@ -46,20 +46,21 @@ mod tests {
     fn each_reason_waits_as_documented() {
         let timing = Timing::default();
         let seconds = |reason, failures| {
-            delay(reason, failures, &timing, 0.5).map(|d| d.as_secs_f64().round())
+            delay(reason, failures, &timing, 0.5)
+                .map(|d| (d + Duration::from_millis(500)).as_secs())
         };
         let rows = [
-            (Reason::NotFound, [60.0, 120.0, 1800.0]),
-            (Reason::Unauthorized, [60.0, 120.0, 600.0]),
-            (Reason::RateLimited, [600.0, 600.0, 600.0]),
-            (Reason::RegistryUnavailable, [10.0, 20.0, 300.0]),
-            (Reason::Tls, [10.0, 20.0, 600.0]),
-            (Reason::Corrupt, [10.0, 20.0, 600.0]),
-            (Reason::NoSpace, [60.0, 120.0, 1800.0]),
-            (Reason::Stalled, [0.0, 10.0, 300.0]),
-            (Reason::PullFailed, [10.0, 20.0, 300.0]),
-            (Reason::NoMatchingPlatform, [1800.0; 3]),
-            (Reason::Verification, [1800.0; 3]),
+            (Reason::NotFound, [60, 120, 1800]),
+            (Reason::Unauthorized, [60, 120, 600]),
+            (Reason::RateLimited, [600, 600, 600]),
+            (Reason::RegistryUnavailable, [10, 20, 300]),
+            (Reason::Tls, [10, 20, 600]),
+            (Reason::Corrupt, [10, 20, 600]),
+            (Reason::NoSpace, [60, 120, 1800]),
+            (Reason::Stalled, [0, 10, 300]),
+            (Reason::PullFailed, [10, 20, 300]),
+            (Reason::NoMatchingPlatform, [1800; 3]),
+            (Reason::Verification, [1800; 3]),
         ];
         for (reason, expected) in rows {
             assert_eq!(

@@ -1,9 +1,21 @@
 //! Pure functions: no async, no clock, no input or output.
+//!
+//! They take the world as it is, the time included, and say what is wanted ([`desired`]), what to do
+//! now ([`plan`]), when to try again ([`backoff`]), what a node reports ([`report`]) and what that
+//! comes to for the cluster ([`summary`]).
 
 pub mod backoff;
+pub mod desired;
 pub mod inputs;
+pub mod plan;
+pub mod report;
 pub mod selector;
 pub mod timing;
+pub mod world;
 
+pub use desired::{Desired, desired};
 pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node};
-pub use timing::{Doubling, Timing};
+pub use plan::{Plan, plan};
+pub use report::report;
+pub use timing::Timing;
+pub use world::{Now, Present, PresentImage, World};

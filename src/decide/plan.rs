@@ -1,0 +1,381 @@
+//! The decision table: what to start and what to cancel now, and when to look again.
+
+use std::time::Duration;
+
+use super::desired::{ImageKey, Rank};
+use super::world::{Now, Runtime, World};
+
+/// Repetitions that keep the image's own place in the order of pulls. Later ones go after everything
+/// that is tried for the first time: images that keep failing can hold up others only so often.
+const REPETITIONS_IN_ORDER: u32 = 3;
+
+/// What to do now.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Plan {
+    /// Pulls to start, the first one first.
+    pub start: Vec<ImageKey>,
+    /// Pulls that nobody wants any more.
+    pub cancel: Vec<ImageKey>,
+    /// When, on the monotonic clock, to plan again even if nothing happens.
+    pub wake: Option<Duration>,
+}
+
+/// Plans for the world as it is.
+///
+/// Level-triggered: the plan follows from this moment's world alone, so planning twice gives the same
+/// plan, and a restarted agent goes on where the last one was.
+#[must_use]
+pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
+    let Some(desired) = world.desired.known() else {
+        // What is wanted is not known: nothing is started, and nothing is cancelled either.
+        return Plan::default();
+    };
+    let cancel = world
+        .pulls
+        .iter()
+        .filter(|(key, pull)| !pull.cancelled && !desired.images.contains_key(*key))
+        .map(|(key, _)| key.clone())
+        .collect();
+    if world.runtime != Runtime::Ready {
+        return Plan {
+            cancel,
+            ..Plan::default()
+        };
+    }
+
+    let mut due: Vec<((bool, &Rank), &ImageKey)> = Vec::new();
+    let mut wake: Option<Duration> = None;
+    for (key, wanted) in &desired.images {
+        let usable = match world.asked.get(key) {
+            // Not asked for yet: it may be there.
+            None => true,
+            Some(found) => found
+                .as_ref()
+                .is_some_and(|image| image.foreign_platform.is_none()),
+        };
+        let idle =
+            usable || wanted.reference.is_err() || wanted.paused || world.pulls.contains_key(key);
+        if idle {
+            continue;
+        }
+        let memory = world.memory.get(key);
+        match memory.and_then(|memory| memory.retry) {
+            Some((at, _)) if at > now.monotonic => {
+                wake = Some(wake.map_or(at, |wake| wake.min(at)));
+            }
+            _ => {
+                let late = memory.is_some_and(|memory| memory.failures > REPETITIONS_IN_ORDER);
+                due.push(((late, &wanted.rank), key));
+            }
+        }
+    }
+    due.sort_unstable();
+    let slots = max_parallel_pulls.saturating_sub(world.pulls.len());
+    Plan {
+        start: due
+            .into_iter()
+            .take(slots)
+            .map(|(_, key)| key.clone())
+            .collect(),
+        cancel,
+        wake,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+    use std::cmp::Reverse;
+    use std::collections::BTreeMap;
+
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::api::Reason;
+    use crate::decide::desired::{Desired, Wanted};
+    use crate::decide::world::{Failed, Outcome};
+    use crate::decide::{CacheName, Known, PresentImage, Timing};
+    use crate::image::Reference;
+
+    fn at(seconds: u64) -> Now {
+        Now {
+            monotonic: Duration::from_secs(seconds),
+            wall: Timestamp::from_second(1_000_000 + i64::try_from(seconds).unwrap()).unwrap(),
+        }
+    }
+
+    fn key(name: &str) -> ImageKey {
+        Reference::parse(name).map_or_else(|_| name.into(), |reference| reference.key().into())
+    }
+
+    /// Images in their order of pulls, each with its priority; `!` in front: paused.
+    fn wanting(images: &[(&str, i32)]) -> Known<Desired> {
+        let mut desired = Desired::default();
+        for (position, (image, priority)) in images.iter().enumerate() {
+            let name = image.trim_start_matches('!');
+            let cache = CacheName {
+                namespace: "ns".into(),
+                name: "c".into(),
+            };
+            desired.images.insert(
+                key(name),
+                Wanted {
+                    reference: Reference::parse(name),
+                    rank: (Reverse(*priority), cache, 0, position),
+                    paused: image.starts_with('!'),
+                },
+            );
+        }
+        Known::Known(desired)
+    }
+
+    fn world(images: &[(&str, i32)], present: &[(&str, Option<&str>)]) -> World {
+        let mut world = World::default();
+        world.wants(wanting(images));
+        let mut answer: BTreeMap<_, _> =
+            images.iter().map(|(image, _)| (key(image), None)).collect();
+        answer.extend(
+            present
+                .iter()
+                .map(|(image, foreign)| (key(image), Some(image_of(*foreign)))),
+        );
+        world.has(answer, at(0), &Timing::default(), 0.5);
+        world
+    }
+
+    fn image_of(foreign: Option<&str>) -> PresentImage {
+        PresentImage {
+            id: "sha256:id".into(),
+            digest: None,
+            bytes: 1,
+            foreign_platform: foreign.map(Into::into),
+        }
+    }
+
+    fn fail(world: &mut World, image: &str, reason: Reason, now: Now) {
+        world.started(key(image), now);
+        let failed = Failed {
+            reason,
+            message: "no".into(),
+        };
+        world.ended(
+            &key(image),
+            Outcome::Failed(failed),
+            now,
+            &Timing::default(),
+            0.5,
+        );
+    }
+
+    fn keys(images: &[&str]) -> Vec<ImageKey> {
+        images.iter().map(|image| key(image)).collect()
+    }
+
+    #[test]
+    fn the_decision_table() {
+        struct Row {
+            what: &'static str,
+            world: World,
+            start: &'static [&'static str],
+            cancel: &'static [&'static str],
+        }
+        let row = |what, world, start, cancel| Row {
+            what,
+            world,
+            start,
+            cancel,
+        };
+        let mut down = world(&[("a", 0)], &[]);
+        down.lost_runtime("gone".into());
+        let mut unknown = world(&[("a", 0)], &[]);
+        unknown.started(key("b"), at(0));
+        unknown.desired = Known::Unknown;
+        let mut unwanted = world(&[("a", 0)], &[]);
+        unwanted.started(key("b"), at(0));
+        let mut ending = unwanted.clone();
+        ending.cancelled(&key("b"));
+        let mut running = world(&[("a", 0), ("b", 0)], &[]);
+        running.started(key("a"), at(0));
+        let mut full = world(&[("a", 0), ("b", 0), ("c", 0)], &[]);
+        full.started(key("a"), at(0));
+        full.started(key("b"), at(0));
+        let mut failed = world(&[("a", 0), ("b", 0)], &[]);
+        fail(&mut failed, "a", Reason::NotFound, at(0));
+        let mut never_asked = World::default();
+        never_asked.wants(wanting(&[("a", 0)]));
+        let mut newly_wanted = world(&[("a", 0)], &[]);
+        newly_wanted.wants(wanting(&[("a", 0), ("new", 9)]));
+        let rows = [
+            row(
+                "wanted and absent: pull",
+                world(&[("a", 0)], &[]),
+                &["a"],
+                &[],
+            ),
+            row(
+                "wanted and present: nothing",
+                world(&[("a", 0)], &[("a", None)]),
+                &[],
+                &[],
+            ),
+            row(
+                "present for another platform: pull again",
+                world(&[("a", 0)], &[("a", Some("linux/arm64"))]),
+                &["a"],
+                &[],
+            ),
+            row(
+                "present but not wanted: nothing",
+                world(&[], &[("a", None)]),
+                &[],
+                &[],
+            ),
+            row(
+                "higher priority first, then the order",
+                world(&[("a", 0), ("b", 0), ("c", 7)], &[]),
+                &["c", "a"],
+                &[],
+            ),
+            row("as many as there are slots", full, &[], &[]),
+            row("never twice", running, &["b"], &[]),
+            row("paused", world(&[("!a", 0)], &[]), &[], &[]),
+            row("does not parse", world(&[("UPPER", 0)], &[]), &[], &[]),
+            row("runtime down", down, &[], &[]),
+            row(
+                "wanted since the runtime was asked: not before the next answer",
+                newly_wanted,
+                &["a"],
+                &[],
+            ),
+            row("runtime never asked", never_asked, &[], &[]),
+            row(
+                "what is wanted is unknown: nothing is cancelled",
+                unknown,
+                &[],
+                &[],
+            ),
+            row("nobody wants it any more: cancel", unwanted, &["a"], &["b"]),
+            row("cancelled once", ending, &["a"], &[]),
+            row("failed a moment ago: later", failed, &["b"], &[]),
+        ];
+        for Row {
+            what,
+            world,
+            start,
+            cancel,
+        } in rows
+        {
+            let plan = plan(&world, 2, at(1));
+            assert_eq!(plan.start, keys(start), "{what}");
+            assert_eq!(plan.cancel, keys(cancel), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_failed_image_is_tried_again_when_its_time_has_come() {
+        let mut world = world(&[("a", 0)], &[]);
+        fail(&mut world, "a", Reason::NotFound, at(100));
+        let before = plan(&world, 2, at(159));
+        assert_eq!(
+            (before.start.len(), before.wake),
+            (0, Some(Duration::from_secs(160)))
+        );
+        assert_eq!(plan(&world, 2, at(160)).start, keys(&["a"]));
+        assert_eq!(
+            world.memory[&key("a")].retry.unwrap().1.as_second(),
+            1_000_160
+        );
+    }
+
+    #[test]
+    fn an_image_that_keeps_failing_lets_others_pass() {
+        let mut world = world(&[("a", 9), ("b", 0)], &[]);
+        for n in 0..3 {
+            fail(&mut world, "a", Reason::PullFailed, at(n * 1000));
+            assert_eq!(plan(&world, 1, at(n * 1000 + 900)).start, keys(&["a"]));
+        }
+        fail(&mut world, "a", Reason::PullFailed, at(4000));
+        assert_eq!(plan(&world, 1, at(4900)).start, keys(&["b"]));
+    }
+
+    #[test]
+    fn an_evicted_image_is_pulled_at_once_and_the_next_time_later() {
+        let mut world = world(&[("a", 0)], &[("a", None)]);
+        let gone = || [(key("a"), None)].into();
+        let timing = Timing::default();
+        world.has(gone(), at(10), &timing, 0.5);
+        assert_eq!(plan(&world, 2, at(10)).start, keys(&["a"]));
+        assert_eq!(
+            world.state(&key("a"), at(10), &timing).1,
+            Some(Reason::Evicted)
+        );
+        world.started(key("a"), at(10));
+        world.ended(
+            &key("a"),
+            Outcome::Pulled(image_of(None)),
+            at(11),
+            &timing,
+            0.5,
+        );
+        world.has(gone(), at(20), &timing, 0.5);
+        let second = plan(&world, 2, at(20));
+        assert_eq!(
+            (second.start.len(), second.wake),
+            (0, Some(Duration::from_secs(620)))
+        );
+    }
+
+    #[test]
+    fn wanted_again_means_a_new_start() {
+        let mut world = world(&[("a", 0)], &[]);
+        fail(&mut world, "a", Reason::NotFound, at(0));
+        world.wants(wanting(&[]));
+        world.wants(wanting(&[("a", 0)]));
+        world.has([(key("a"), None)].into(), at(1), &Timing::default(), 0.5);
+        assert_eq!(plan(&world, 2, at(1)).start, keys(&["a"]));
+    }
+
+    #[test]
+    fn an_image_for_another_platform_is_asked_for_again_after_a_while() {
+        let mut world = world(&[("a", 0)], &[]);
+        world.started(key("a"), at(0));
+        let timing = Timing::default();
+        world.ended(
+            &key("a"),
+            Outcome::Pulled(image_of(Some("linux/arm64"))),
+            at(1),
+            &timing,
+            0.5,
+        );
+        let plan = plan(&world, 2, at(2));
+        assert_eq!(
+            (plan.start.len(), plan.wake),
+            (0, Some(Duration::from_secs(1801)))
+        );
+        let (state, reason, message) = world.state(&key("a"), at(2), &timing);
+        assert_eq!(
+            (state, reason),
+            (
+                crate::api::ImageState::Failed,
+                Some(Reason::NoMatchingPlatform)
+            )
+        );
+        assert!(message.unwrap().contains("linux/arm64"));
+    }
+
+    #[test]
+    fn a_lost_runtime_is_no_attempt() {
+        let mut world = world(&[("a", 0)], &[]);
+        world.started(key("a"), at(0));
+        world.ended(
+            &key("a"),
+            Outcome::RuntimeLost,
+            at(1),
+            &Timing::default(),
+            0.5,
+        );
+        assert_eq!(world.memory[&key("a")].failures, 0);
+        assert_eq!(plan(&world, 2, at(1)).wake, Some(Duration::from_secs(2)));
+        assert_eq!(plan(&world, 2, at(2)).start, keys(&["a"]));
+    }
+}

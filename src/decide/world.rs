@@ -1,0 +1,363 @@
+//! The world of one node as decisions see it: what is wanted, what is there, what is under way, and
+//! what is remembered of each image.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::backoff;
+use super::desired::{Desired, ImageKey};
+use super::inputs::Known;
+use super::timing::Timing;
+use crate::api::{ImageState, Reason};
+
+/// The time, on the two clocks that there are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Now {
+    /// Monotonic, since the agent's start: what every delay is counted on.
+    pub monotonic: Duration,
+    /// The wall clock: for timestamps that people read, and for nothing else.
+    pub wall: Timestamp,
+}
+
+/// An image that the runtime has.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PresentImage {
+    /// The image ID.
+    pub id: String,
+    /// The digest that the name was resolved to, where the runtime knows one.
+    pub digest: Option<String>,
+    /// Its size in bytes, as the runtime gives it.
+    pub bytes: u64,
+    /// The platform it is made for, if that is not this node's.
+    pub foreign_platform: Option<String>,
+}
+
+/// Images that the runtime has.
+pub type Present = BTreeMap<ImageKey, PresentImage>;
+
+/// Whether the runtime answers.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Runtime {
+    /// It has not been asked yet.
+    #[default]
+    Starting,
+    /// It answered the last time that it was asked.
+    Ready,
+    /// It did not, for this reason.
+    Down(String),
+}
+
+/// A pull that is under way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Pull {
+    /// When it began.
+    pub since: Duration,
+    /// It was told to stop, and has not ended yet.
+    pub cancelled: bool,
+}
+
+/// A failed attempt.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Failed {
+    /// The cause's class.
+    pub reason: Reason,
+    /// The cause in a sentence.
+    pub message: String,
+}
+
+/// How a pull ended.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Outcome {
+    /// The runtime has the image.
+    Pulled(PresentImage),
+    /// It failed.
+    Failed(Failed),
+    /// The runtime went away: that is no attempt.
+    RuntimeLost,
+    /// It was cancelled by this agent: that is no attempt either.
+    Cancelled,
+}
+
+/// What is remembered of an image while it is wanted.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Memory {
+    /// Attempts that failed since the image was last there.
+    pub failures: u32,
+    /// The last one of them.
+    pub last: Option<Failed>,
+    /// When it may be tried again, and the same for people.
+    pub retry: Option<(Duration, Timestamp)>,
+    /// It was there.
+    pub seen: bool,
+    /// When something else removed it, as far as that is remembered.
+    pub evictions: Vec<Duration>,
+}
+
+/// The world of one node.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// What is wanted.
+    pub desired: Known<Desired>,
+    /// Whether the runtime answers.
+    pub runtime: Runtime,
+    /// The wanted images that the runtime was asked for, and whether it had them when it last answered.
+    pub asked: BTreeMap<ImageKey, Option<PresentImage>>,
+    /// The pulls under way.
+    pub pulls: BTreeMap<ImageKey, Pull>,
+    /// What is remembered of wanted images.
+    pub memory: BTreeMap<ImageKey, Memory>,
+}
+
+impl World {
+    /// What is wanted has changed. Images that nobody wants any more are forgotten: wanted again, they start anew.
+    pub fn wants(&mut self, desired: Known<Desired>) {
+        if let Known::Known(desired) = &desired {
+            self.memory
+                .retain(|key, _| desired.images.contains_key(key));
+            self.asked.retain(|key, _| desired.images.contains_key(key));
+        }
+        self.desired = desired;
+    }
+
+    /// The runtime answered: of the images that it was asked for, these are there.
+    pub fn has(
+        &mut self,
+        answer: BTreeMap<ImageKey, Option<PresentImage>>,
+        now: Now,
+        timing: &Timing,
+        chance: f64,
+    ) {
+        self.runtime = Runtime::Ready;
+        let Known::Known(desired) = &self.desired else {
+            return;
+        };
+        for (key, found) in answer {
+            if !desired.images.contains_key(&key) {
+                continue;
+            }
+            let before = self.asked.insert(key.clone(), found.clone()).flatten();
+            match (before, found) {
+                (_, Some(image)) => self.memory.entry(key).or_default().arrived(&image),
+                (Some(_), None) => self
+                    .memory
+                    .entry(key)
+                    .or_default()
+                    .evicted(now, timing, chance),
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// The runtime does not answer.
+    pub fn lost_runtime(&mut self, why: String) {
+        self.runtime = Runtime::Down(why);
+    }
+
+    /// A pull was started.
+    pub fn started(&mut self, key: ImageKey, now: Now) {
+        self.pulls.insert(
+            key,
+            Pull {
+                since: now.monotonic,
+                cancelled: false,
+            },
+        );
+    }
+
+    /// A pull was told to stop. Its slot is free once it has ended.
+    pub fn cancelled(&mut self, key: &ImageKey) {
+        if let Some(pull) = self.pulls.get_mut(key) {
+            pull.cancelled = true;
+        }
+    }
+
+    /// A pull ended. `chance` is a random number from 0 to 1.
+    pub fn ended(
+        &mut self,
+        key: &ImageKey,
+        outcome: Outcome,
+        now: Now,
+        timing: &Timing,
+        chance: f64,
+    ) {
+        self.pulls.remove(key);
+        let wanted = self
+            .desired
+            .known()
+            .is_none_or(|desired| desired.images.contains_key(key));
+        if !wanted {
+            return;
+        }
+        match outcome {
+            Outcome::Pulled(image) => {
+                let memory = self.memory.entry(key.clone()).or_default();
+                memory.arrived(&image);
+                // An image for another platform came without an error. It may be pushed anew under the same name.
+                if image.foreign_platform.is_some() {
+                    memory.try_again(
+                        backoff::delay(Reason::NoMatchingPlatform, 1, timing, chance),
+                        now,
+                    );
+                }
+                self.asked.insert(key.clone(), Some(image));
+            }
+            Outcome::Failed(failed) => {
+                let memory = self.memory.entry(key.clone()).or_default();
+                memory.failures = memory.failures.saturating_add(1);
+                memory.try_again(
+                    backoff::delay(failed.reason, memory.failures, timing, chance),
+                    now,
+                );
+                memory.last = Some(failed);
+            }
+            Outcome::RuntimeLost => {
+                let memory = self.memory.entry(key.clone()).or_default();
+                memory.try_again(Some(timing.runtime_retry.first), now);
+            }
+            Outcome::Cancelled => {}
+        }
+    }
+
+    /// What the runtime has under this name, when it last answered.
+    #[must_use]
+    pub fn image(&self, key: &ImageKey) -> Option<&PresentImage> {
+        self.asked.get(key)?.as_ref()
+    }
+
+    /// The state of a wanted image, its reason, and the same in a sentence.
+    #[must_use]
+    pub fn state(
+        &self,
+        key: &ImageKey,
+        now: Now,
+        timing: &Timing,
+    ) -> (ImageState, Option<Reason>, Option<String>) {
+        let Some(wanted) = self
+            .desired
+            .known()
+            .and_then(|desired| desired.images.get(key))
+        else {
+            return (ImageState::Waiting, Some(Reason::Queued), None);
+        };
+        if let Err(invalid) = &wanted.reference {
+            return failed(Reason::InvalidReference, invalid.to_string());
+        }
+        let present = self.image(key);
+        if present.is_some_and(|image| image.foreign_platform.is_none()) {
+            return (ImageState::Ready, None, None);
+        }
+        let memory = self.memory.get(key);
+        let last = memory.and_then(|memory| memory.last.as_ref());
+        let evicted = memory.is_some_and(|memory| memory.seen && present.is_none());
+        if let Some(pull) = self.pulls.get(key).filter(|pull| !pull.cancelled) {
+            let repetition = last.is_some() || present.is_some();
+            if !repetition
+                || now.monotonic.saturating_sub(pull.since) >= timing.retry_is_pulling_after
+            {
+                let (reason, message) = evicted
+                    .then(|| (Reason::Evicted, EVICTED.to_owned()))
+                    .unzip();
+                return (ImageState::Pulling, reason, message);
+            }
+        }
+        if wanted.paused {
+            let message = last.map_or_else(
+                || "spec.paused is set".to_owned(),
+                |last| {
+                    format!(
+                        "spec.paused is set; the last attempt failed: {}: {}",
+                        last.reason, last.message
+                    )
+                },
+            );
+            return (ImageState::Waiting, Some(Reason::Paused), Some(message));
+        }
+        if let Some(platform) = present.and_then(|image| image.foreign_platform.as_deref()) {
+            return failed(
+                Reason::NoMatchingPlatform,
+                format!(
+                    "the image is made for {platform}, not for this node: push one for this node's platform, or select other nodes"
+                ),
+            );
+        }
+        if let Some(last) = last {
+            return failed(last.reason, last.message.clone());
+        }
+        if let Runtime::Down(why) = &self.runtime {
+            return waiting(Reason::RuntimeUnavailable, why.clone());
+        }
+        if evicted {
+            return waiting(Reason::Evicted, EVICTED.to_owned());
+        }
+        (ImageState::Waiting, Some(Reason::Queued), None)
+    }
+
+    /// When [`World::state`] of an image that is being pulled again turns from its last failure to `Pulling`.
+    #[must_use]
+    pub fn state_changes_at(&self, timing: &Timing, now: Now) -> Option<Duration> {
+        self.pulls
+            .iter()
+            .filter(|(key, _)| {
+                self.memory
+                    .get(*key)
+                    .is_some_and(|memory| memory.last.is_some())
+            })
+            .map(|(_, pull)| pull.since + timing.retry_is_pulling_after)
+            .filter(|at| *at > now.monotonic)
+            .min()
+    }
+}
+
+/// What to look at when images disappear.
+const EVICTED: &str = "something else on the node removed this image: look at the kubelet's imageGCHighThresholdPercent and imageMaximumGCAge, and at image cleaners";
+
+fn failed(reason: Reason, message: String) -> (ImageState, Option<Reason>, Option<String>) {
+    (ImageState::Failed, Some(reason), Some(message))
+}
+
+fn waiting(reason: Reason, message: String) -> (ImageState, Option<Reason>, Option<String>) {
+    (ImageState::Waiting, Some(reason), Some(message))
+}
+
+impl Memory {
+    fn arrived(&mut self, image: &PresentImage) {
+        self.seen = true;
+        self.failures = 0;
+        self.last = None;
+        if image.foreign_platform.is_none() {
+            self.retry = None;
+        }
+    }
+
+    fn try_again(&mut self, delay: Option<Duration>, now: Now) {
+        self.retry = delay.filter(|delay| !delay.is_zero()).map(|delay| {
+            // Whole seconds: the API server keeps no others.
+            let wall =
+                Timestamp::from_second(now.wall.as_second().saturating_add(ceil_seconds(delay)))
+                    .unwrap_or(now.wall);
+            (now.monotonic + delay, wall)
+        });
+    }
+
+    /// Pulled again at once the first time, later and later when it keeps happening.
+    fn evicted(&mut self, now: Now, timing: &Timing, chance: f64) {
+        self.evictions
+            .retain(|at| now.monotonic.saturating_sub(*at) < timing.eviction_memory);
+        let before = u32::try_from(self.evictions.len()).unwrap_or(u32::MAX);
+        self.evictions.push(now.monotonic);
+        if before > 0 {
+            self.try_again(backoff::delay(Reason::Evicted, before, timing, chance), now);
+        }
+    }
+}
+
+fn ceil_seconds(delay: Duration) -> i64 {
+    let whole = i64::try_from(delay.as_secs()).unwrap_or(i64::MAX);
+    if delay.subsec_nanos() > 0 {
+        whole.saturating_add(1)
+    } else {
+        whole
+    }
+}
