@@ -1,1 +1,20 @@
-//! The API server.
+//! The API server: what is asked of it, what is written to it, who is elected.
+
+mod caches;
+mod client;
+mod error;
+pub mod inputs;
+mod node;
+pub mod own;
+pub mod pace;
+pub mod reporter;
+mod scale;
+mod trouble;
+mod watch;
+
+pub use client::{Cluster, ConnectError, Writes};
+pub use error::CallError;
+pub use node::serve;
+pub use scale::Scale;
+pub use trouble::Trouble;
+pub use watch::{Event, Watch};

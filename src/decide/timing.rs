@@ -76,6 +76,17 @@ pub struct Timing {
     pub lease: Duration,
     /// How often the elected agent renews.
     pub lease_renew: Duration,
+    /// How often an agent looks at the lease, on average, in a small cluster.
+    pub lease_look: Duration,
+    /// Within this time after its start an agent looks at the lease for the first time.
+    pub lease_first_look: Duration,
+    /// Between two reports of one node, while its images still move: the shortest time (in a small
+    /// cluster) and the longest.
+    pub report: (Duration, Duration),
+    /// How often a node's agent looks whether its own object is still there, in a small cluster.
+    pub own_object: Duration,
+    /// The same once after the object was made: the one before it may still have been on its way out.
+    pub own_object_made: Duration,
     /// The shortest time within which all tasks have to end after SIGTERM.
     pub shutdown: Duration,
     /// A node that has been Ready for this long without any report counts as unreachable.
@@ -104,6 +115,11 @@ impl Default for Timing {
             api_retry: Doubling::seconds(1, 30),
             lease: Duration::from_secs(15),
             lease_renew: Duration::from_secs(5),
+            lease_look: Duration::from_secs(2),
+            lease_first_look: Duration::from_secs(5),
+            report: (Duration::from_secs(1), Duration::from_mins(1)),
+            own_object: Duration::from_mins(5),
+            own_object_made: Duration::from_secs(15),
             shutdown: Duration::from_secs(4),
             report_overdue: Duration::from_mins(10),
         }

@@ -1,0 +1,42 @@
+//! What one node's agent needs of the API server: it is told what is wanted, and its reports are written.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::client::Cluster;
+use super::inputs;
+use super::reporter::{self, Sources};
+use super::scale::Scale;
+use crate::api::NodeImageCacheStatus;
+use crate::decide::Inputs;
+
+/// Fills `inputs`, and writes what comes through `reports`, until `stop`.
+///
+/// What the node's agent reported before this process started comes first into `inputs`, before anything is known: so the
+/// first report can go on from its timestamps.
+pub async fn serve(
+    cluster: &Cluster,
+    node: &str,
+    inputs: &watch::Sender<Inputs>,
+    reports: watch::Receiver<Option<Arc<NodeImageCacheStatus>>>,
+    scale: watch::Receiver<Scale>,
+    stop: &CancellationToken,
+) {
+    let own = reporter::read_own(cluster, node, stop).await;
+    inputs.send_if_modified(|inputs| {
+        inputs.reported = own.as_ref().and_then(|own| own.status.clone());
+        inputs.reported.is_some()
+    });
+    let sources = Sources {
+        inputs: inputs.subscribe(),
+        reports,
+        scale,
+    };
+    tokio::join!(
+        inputs::watch_caches(cluster, inputs, stop),
+        inputs::watch_node(cluster, node, inputs, stop),
+        reporter::run(cluster, node, sources, own, stop),
+    );
+}

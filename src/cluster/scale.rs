@@ -1,0 +1,81 @@
+//! The number of nodes, and the rates that follow from it.
+//!
+//! What an agent asks of the API server by itself gets rarer as the cluster grows, so that the whole fleet costs
+//! the API server the same at 5 nodes and at 5,000.
+
+use std::time::Duration;
+
+use crate::decide::Timing;
+
+/// The size of the cluster.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Scale {
+    /// The number of nodes.
+    pub nodes: u32,
+}
+
+impl Default for Scale {
+    /// Until the number is read: a middling cluster.
+    fn default() -> Self {
+        Self { nodes: 100 }
+    }
+}
+
+impl Scale {
+    /// The shortest time between two reports of one node while its images still move, and between two rounds of
+    /// summaries.
+    #[must_use]
+    pub fn report(self, timing: &Timing) -> Duration {
+        let (least, most) = timing.report;
+        (Duration::from_millis(10) * self.nodes).clamp(least, most.max(least))
+    }
+
+    /// How often an agent looks whether its own object is still there.
+    #[must_use]
+    pub fn own_object(self, timing: &Timing) -> Duration {
+        timing
+            .own_object
+            .max(Duration::from_millis(100) * self.nodes)
+    }
+
+    /// The time until an agent looks at the lease again: on average half a second for each node, so that there
+    /// are two looks a second in all. `chance` is a random number from 0 to 1.
+    #[must_use]
+    pub fn lease_look(self, timing: &Timing, chance: f64) -> Duration {
+        let average = timing
+            .lease_look
+            .max(Duration::from_millis(500) * self.nodes);
+        average.mul_f64(0.5 + chance.clamp(0.0, 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fleet_costs_the_same_at_every_size() {
+        let timing = Timing::default();
+        let seconds = |nodes| {
+            let scale = Scale { nodes };
+            [
+                scale.report(&timing),
+                scale.own_object(&timing),
+                scale.lease_look(&timing, 0.5),
+            ]
+            .map(|rate| rate.as_secs())
+        };
+        assert_eq!(seconds(0), [1, 300, 2]);
+        assert_eq!(seconds(3), [1, 300, 2]);
+        assert_eq!(seconds(1000), [10, 300, 500]);
+        assert_eq!(seconds(5000), [50, 500, 2500]);
+        assert_eq!(seconds(u32::MAX).first(), Some(&60));
+    }
+
+    #[test]
+    fn in_a_small_cluster_a_look_comes_within_three_seconds() {
+        let look = |chance| Scale { nodes: 3 }.lease_look(&Timing::default(), chance);
+        assert_eq!(look(0.0), Duration::from_secs(1));
+        assert_eq!(look(1.0), Duration::from_secs(3));
+    }
+}
