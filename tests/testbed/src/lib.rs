@@ -17,6 +17,7 @@ mod pki;
 mod process;
 mod registry;
 mod servers;
+mod token;
 mod wait;
 
 pub use cluster::{Bound, Cluster, ClusterOptions};

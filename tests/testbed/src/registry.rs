@@ -22,6 +22,7 @@ use crate::lab::Lab;
 use crate::pki::Authority;
 use crate::process::{Process, log_from};
 use crate::servers::server;
+use crate::token::TokenServer;
 use crate::wait::wait_for;
 
 /// Who the test bed's own requests say they are: [`Registry::requests`] leaves them out.
@@ -65,6 +66,8 @@ pub struct RegistryOptions {
     pub listen: Listen,
     /// User and password without which it answers 401.
     pub user: Option<(String, String)>,
+    /// Whether a token is asked for, which a server of its own gives to that user, instead of the password itself.
+    pub tokens: bool,
     /// Plain HTTP, or which certificate.
     pub tls: Tls,
 }
@@ -76,6 +79,7 @@ pub struct Registry {
     name: String,
     address: SocketAddr,
     user: Option<(String, String)>,
+    tokens: Option<TokenServer>,
     authority: Option<Authority>,
     tls: Tls,
     file: PathBuf,
@@ -129,16 +133,20 @@ impl Registry {
             },
             "http": http,
         });
+        let mut tokens = None;
         if let (Some((user, password)), Some(file)) = (&options.user, file.as_object_mut()) {
-            // The lowest cost: it is paid again at each request.
-            let hash =
-                bcrypt::hash_with_result(password, 4)?.format_for_version(bcrypt::Version::TwoY);
-            let path = dir.join("htpasswd");
-            fs::write(&path, format!("{user}:{hash}\n"))?;
-            file.insert(
-                "auth".to_owned(),
-                json!({"htpasswd": {"realm": "testbed", "path": path}}),
-            );
+            let auth = if options.tokens {
+                let server = TokenServer::start(&dir, address.ip(), user, password).await?;
+                tokens.insert(server).configuration()
+            } else {
+                // The lowest cost: it is paid again at each request.
+                let hash = bcrypt::hash_with_result(password, 4)?
+                    .format_for_version(bcrypt::Version::TwoY);
+                let path = dir.join("htpasswd");
+                fs::write(&path, format!("{user}:{hash}\n"))?;
+                json!({"htpasswd": {"realm": "testbed", "path": path}})
+            };
+            file.insert("auth".to_owned(), auth);
         }
         let path = dir.join("registry.yaml");
         fs::write(&path, serde_json::to_vec_pretty(&file)?)?;
@@ -147,6 +155,7 @@ impl Registry {
             name: name.to_owned(),
             address,
             user: options.user,
+            tokens,
             authority,
             tls: options.tls,
             file: path,
@@ -315,11 +324,12 @@ impl Registry {
             .uri(path)
             .header(HOST, self.host())
             .header(USER_AGENT, AGENT);
-        if let Some((user, password)) = &self.user {
-            request = request.header(
-                AUTHORIZATION,
-                format!("Basic {}", BASE64.encode(format!("{user}:{password}"))),
-            );
+        if let Some(tokens) = &self.tokens {
+            let token = tokens.all_rights(repository(path))?;
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        } else if let Some((user, password)) = &self.user {
+            let pair = BASE64.encode(format!("{user}:{password}"));
+            request = request.header(AUTHORIZATION, format!("Basic {pair}"));
         }
         if let Some(content_type) = content_type {
             request = request.header(CONTENT_TYPE, content_type);
@@ -343,6 +353,15 @@ impl Registry {
         }
         Ok(answer)
     }
+}
+
+/// The repository that a path of the registry's API is about.
+fn repository(path: &str) -> &str {
+    let path = path.strip_prefix("/v2/").unwrap_or(path);
+    path.split("/blobs/")
+        .next()
+        .and_then(|p| p.split("/manifests/").next())
+        .unwrap_or(path)
 }
 
 /// `127.0.0.1 - - [date] "GET /v2/ HTTP/1.1" 200 2 "" "agent"`
@@ -369,6 +388,15 @@ pub(crate) fn free_port(ip: IpAddr) -> Result<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_names_its_repository() {
+        assert_eq!(
+            repository("/v2/team/app/blobs/uploads/1?digest=sha256:a"),
+            "team/app"
+        );
+        assert_eq!(repository("/v2/team/app/manifests/1"), "team/app");
+    }
 
     #[test]
     fn an_access_log_line_is_a_request() {

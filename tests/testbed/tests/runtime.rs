@@ -92,16 +92,16 @@ async fn registries_ask_for_passwords_and_show_certificates() {
     let lab = Lab::new().unwrap();
     let runtime = containerd(&lab, Version::V2_4).await;
     let user = Some(("alice".to_owned(), "secret".to_owned()));
-    let private = Registry::start(
-        &lab,
-        "private",
-        RegistryOptions {
-            user,
-            ..Default::default()
-        },
-    )
-    .await
-    .unwrap();
+    let password = RegistryOptions {
+        user,
+        ..Default::default()
+    };
+    let token = RegistryOptions {
+        tokens: true,
+        ..password.clone()
+    };
+    let private = Registry::start(&lab, "private", password).await.unwrap();
+    let token = Registry::start(&lab, "token", token).await.unwrap();
     let trusted = Registry::start(
         &lab,
         "trusted",
@@ -122,7 +122,7 @@ async fn registries_ask_for_passwords_and_show_certificates() {
     )
     .await
     .unwrap();
-    for registry in [&private, &trusted, &unknown] {
+    for registry in [&private, &token, &trusted, &unknown] {
         registry.push("app:1", &ImageSpec::small(7)).await.unwrap();
         runtime.knows(registry).unwrap();
     }
@@ -145,6 +145,16 @@ async fn registries_ask_for_passwords_and_show_certificates() {
             "alice:secret",
             &private.reference("app:1"),
         ])
+        .await
+        .unwrap();
+    assert!(
+        pull(&token)
+            .await
+            .unwrap_err()
+            .contains("failed to fetch anonymous token")
+    );
+    runtime
+        .crictl(&["pull", "--creds", "alice:secret", &token.reference("app:1")])
         .await
         .unwrap();
     assert_eq!(pull(&trusted).await, Ok(()));
