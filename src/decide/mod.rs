@@ -17,5 +17,5 @@ pub use desired::{Desired, desired};
 pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node};
 pub use plan::{Plan, plan};
 pub use report::report;
-pub use timing::Timing;
+pub use timing::{Doubling, Timing};
 pub use world::{Now, Present, PresentImage, World};
