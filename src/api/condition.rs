@@ -28,7 +28,7 @@ pub fn condition(
         type_: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
-        message: cut(message).to_owned(),
+        message: cut(message, MAX_MESSAGE).to_owned(),
         observed_generation,
         last_transition_time: since,
     }
@@ -46,12 +46,11 @@ pub fn whole_seconds(wall: Timestamp) -> Time {
     Time(Timestamp::from_second(wall.as_second()).unwrap_or(wall))
 }
 
-fn cut(message: &str) -> &str {
-    let end = (0..=MAX_MESSAGE.min(message.len()))
-        .rev()
-        .find(|end| message.is_char_boundary(*end))
-        .unwrap_or(0);
-    message.get(..end).unwrap_or_default()
+/// The beginning of a text: at most so many bytes, and whole characters.
+#[must_use]
+pub fn cut(text: &str, bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -210,7 +210,18 @@ pub struct ListStatus {
 
 /// What a node is doing for an `ImageCache`.
 #[derive(
-    Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    Deserialize,
+    Eq,
+    Hash,
+    JsonSchema,
+    Ord,
+    PartialEq,
+    PartialOrd,
+    Serialize,
 )]
 pub enum NodeState {
     /// It cannot be reached, or never reported.

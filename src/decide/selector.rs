@@ -4,12 +4,24 @@ use std::collections::BTreeMap;
 
 use crate::api::{ImageList, MatchExpression, Operator};
 
+/// The labels of a node, however they are kept.
+pub trait Labels {
+    /// The value of the label with this key.
+    fn value(&self, key: &str) -> Option<&str>;
+}
+
+impl Labels for BTreeMap<String, String> {
+    fn value(&self, key: &str) -> Option<&str> {
+        self.get(key).map(String::as_str)
+    }
+}
+
 /// Whether a node with these labels carries all of `nodeSelector` and meets all of `matchExpressions`. No condition at all selects every node.
 #[must_use]
-pub fn selects(list: &ImageList, labels: &BTreeMap<String, String>) -> bool {
+pub fn selects(list: &ImageList, labels: &impl Labels) -> bool {
     list.node_selector
         .iter()
-        .all(|(key, value)| labels.get(key) == Some(value))
+        .all(|(key, value)| labels.value(key) == Some(value.as_str()))
         && list
             .match_expressions
             .iter()
@@ -17,9 +29,9 @@ pub fn selects(list: &ImageList, labels: &BTreeMap<String, String>) -> bool {
 }
 
 /// What Kubernetes' label selectors answer: a missing label is `NotIn` any values, and neither greater nor less than any number.
-fn matches(expression: &MatchExpression, labels: &BTreeMap<String, String>) -> bool {
-    let label = labels.get(&expression.key);
-    let is_listed = || label.is_some_and(|value| expression.values.contains(value));
+fn matches(expression: &MatchExpression, labels: &impl Labels) -> bool {
+    let label = labels.value(&expression.key);
+    let is_listed = || label.is_some_and(|label| expression.values.iter().any(|v| v == label));
     match expression.operator {
         Operator::In => is_listed(),
         Operator::NotIn => !is_listed(),
@@ -31,7 +43,7 @@ fn matches(expression: &MatchExpression, labels: &BTreeMap<String, String>) -> b
 }
 
 /// The label and the one value that it is compared with. Rust reads the same texts as an `i64` as Go's `strconv.ParseInt` does.
-fn integers(label: Option<&String>, expression: &MatchExpression) -> Option<(i64, i64)> {
+fn integers(label: Option<&str>, expression: &MatchExpression) -> Option<(i64, i64)> {
     let [bound] = expression.values.as_slice() else {
         return None;
     };
