@@ -6,16 +6,20 @@
 
 pub mod backoff;
 pub mod desired;
+pub mod fleet;
 pub mod inputs;
 pub mod plan;
 pub mod report;
 pub mod selector;
+pub mod summary;
 pub mod timing;
 pub mod world;
 
 pub use desired::{Desired, desired};
+pub use fleet::Fleet;
 pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node};
 pub use plan::{Plan, plan};
 pub use report::report;
+pub use summary::{Summary, summarize};
 pub use timing::{Doubling, Timing};
 pub use world::{Now, Present, PresentImage, World};

@@ -1,0 +1,190 @@
+//! What the selected nodes have of each image of a spec.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::count;
+use super::sentences::Names;
+use crate::api::image_cache::{ImageCacheSpec, ImageResult};
+use crate::api::reason::ImageState;
+use crate::decide::fleet::{self, Report};
+use crate::image::Reference;
+
+/// The most images in a status.
+const MOST_IMAGES: usize = 50;
+
+/// The most digests of one image in a status: those that most nodes have.
+const MOST_DIGESTS: usize = 5;
+
+/// The distinct images of a spec, in its order.
+pub struct Images<'a> {
+    images: Vec<Image<'a>>,
+    by_key: HashMap<String, usize>,
+}
+
+/// One image of a spec, and what the selected nodes have of it.
+pub struct Image<'a> {
+    /// Its name where the spec names it first.
+    pub written: &'a str,
+    /// The lists that name it: twice, if a list spells it in two ways.
+    lists: Vec<usize>,
+    ready: usize,
+    failed: usize,
+    /// The nodes on which it failed, and the first cause, by reason.
+    pub failures: BTreeMap<&'a str, (Names<'a>, &'a str)>,
+    /// The nodes that have it, by digest.
+    pub digests: BTreeMap<&'a str, Names<'a>>,
+}
+
+/// What one node has of the images that its lists name.
+#[derive(Default)]
+pub struct Found<'a> {
+    /// Images that it has, counted in each list, as in a report.
+    pub ready: usize,
+    /// The first image that waits for something, as the spec names it.
+    pub waiting: Option<(&'a str, &'a fleet::Image)>,
+}
+
+impl<'a> Images<'a> {
+    pub fn new(spec: &'a ImageCacheSpec) -> Self {
+        let mut images = Self {
+            images: Vec::new(),
+            by_key: HashMap::new(),
+        };
+        for (index, list) in spec.cache_spec.iter().enumerate() {
+            for written in &list.images {
+                let key = Reference::parse(written)
+                    .map_or_else(|_| written.clone(), |reference| reference.key().to_owned());
+                let at = *images.by_key.entry(key).or_insert(images.images.len());
+                if at == images.images.len() {
+                    images.images.push(Image::new(written));
+                }
+                if let Some(image) = images.images.get_mut(at) {
+                    image.lists.push(index);
+                }
+            }
+        }
+        images
+    }
+
+    pub fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Image<'a>> {
+        self.images.iter()
+    }
+
+    /// Counts what this node has. Failures on a node that nobody hears from are none of now.
+    pub fn add(
+        &mut self,
+        node: &'a str,
+        selected: &[usize],
+        report: Option<&'a Report>,
+        is_reachable: bool,
+    ) -> Found<'a> {
+        let wanted = |image: &Image| {
+            let lists = image.lists.iter();
+            lists
+                .filter(|list| selected.binary_search(list).is_ok())
+                .count()
+        };
+        let mut found = Found::default();
+        let mut first_waiting = usize::MAX;
+        for reported in report.iter().flat_map(|report| report.images()) {
+            let Some(&at) = self.by_key.get(&reported.key) else {
+                continue;
+            };
+            let Some(image) = self.images.get_mut(at) else {
+                continue;
+            };
+            let times = wanted(image);
+            if times == 0 {
+                continue;
+            }
+            match reported.state {
+                ImageState::Ready => {
+                    found.ready += times;
+                    image.ready += 1;
+                    if let Some(digest) = &reported.digest {
+                        image.digests.entry(digest).or_default().add(node);
+                    }
+                }
+                ImageState::Failed if is_reachable => {
+                    image.failed += 1;
+                    let reason = reported.reason.as_deref().unwrap_or_default();
+                    let message = reported.message.as_deref().unwrap_or_default();
+                    let failures = image.failures.entry(reason);
+                    failures.or_insert((Names::default(), message)).0.add(node);
+                }
+                ImageState::Waiting if at < first_waiting => {
+                    first_waiting = at;
+                    found.waiting = Some((image.written, reported));
+                }
+                _ => {}
+            }
+        }
+        if let Some(report) = report.filter(|report| report.unlisted_are_ready()) {
+            let listed: HashSet<_> = report.images().iter().map(|image| &image.key).collect();
+            for (key, &at) in &self.by_key {
+                if let Some(image) = self.images.get_mut(at)
+                    && !listed.contains(key)
+                {
+                    let times = wanted(image);
+                    found.ready += times;
+                    image.ready += times.min(1);
+                }
+            }
+        }
+        found
+    }
+
+    /// The results that go into the status, in the order of the spec if all do, and how many do not.
+    pub fn results(&self) -> (Vec<ImageResult>, usize) {
+        let mut images: Vec<_> = self.images.iter().collect();
+        if images.len() > MOST_IMAGES {
+            images.sort_by_key(|image| Reverse((image.failed > 0, image.has_drifted())));
+            images.truncate(MOST_IMAGES);
+        }
+        let omitted = self.images.len() - images.len();
+        (images.into_iter().map(Image::result).collect(), omitted)
+    }
+}
+
+impl<'a> Image<'a> {
+    const fn new(written: &'a str) -> Self {
+        Self {
+            written,
+            lists: Vec::new(),
+            ready: 0,
+            failed: 0,
+            failures: BTreeMap::new(),
+            digests: BTreeMap::new(),
+        }
+    }
+
+    /// Its name means different images on different nodes.
+    pub fn has_drifted(&self) -> bool {
+        self.digests.len() > 1
+    }
+
+    /// Its digests, those that most nodes have first.
+    pub fn digests(&self) -> impl Iterator<Item = (&'a str, &Names<'a>)> {
+        let mut digests: Vec<_> = self.digests.iter().collect();
+        digests.sort_by_key(|(_, nodes)| Reverse(nodes.count()));
+        digests.into_iter().map(|(digest, nodes)| (*digest, nodes))
+    }
+
+    fn result(&self) -> ImageResult {
+        ImageResult {
+            image: self.written.to_owned(),
+            ready_nodes: count(self.ready),
+            failed_nodes: count(self.failed),
+            digests: self
+                .digests()
+                .take(MOST_DIGESTS)
+                .map(|(digest, _)| digest.to_owned())
+                .collect(),
+        }
+    }
+}
