@@ -29,7 +29,6 @@ pub fn classify(code: Code, message: &str, reference: &str) -> (Reason, String) 
 }
 
 /// Whether the pull did not start because its lease is gone. This says nothing about the image.
-#[must_use]
 pub(super) fn says_no_lease(code: Code, message: &str) -> bool {
     code == Code::NotFound && message.contains("lease does not exist")
 }
@@ -48,237 +47,248 @@ pub(super) fn is_about_a_pull(message: &str) -> bool {
     )
 }
 
-fn has(text: &str, words: &[&str]) -> bool {
-    words.iter().any(|word| text.contains(word))
-}
+/// One of these texts means this reason; the message for a person starts with the lead.
+type Rule = (Reason, &'static str, &'static [&'static str]);
 
 /// The first rule that applies wins: what says most about the cause goes first.
-fn rule(code: Code, words: &str, message: &str) -> (Reason, &'static str) {
-    let says = |any: &[&str]| has(words, any);
-
-    if says(&[
-        "failed to parse image reference",
-        "invalid reference format",
-        "invalid repository name",
-    ]) || says(&["must be lowercase", "must not be more than 255 characters"])
-    {
-        return (InvalidReference, "the runtime does not take this name");
-    }
-    if says(&["no space left on device", "disk quota exceeded"]) {
-        return (NoSpace, "the disk is full");
-    }
-    if says(&[
-        "no match for platform",
-        "no image found in image index for architecture",
-    ]) || says(&[
-        "no image found in manifest list for architecture",
-        "no unpack platforms",
-    ]) {
-        return (
-            NoMatchingPlatform,
-            "the image has no variant for this node's platform",
-        );
-    }
-    if says(&[
-        "image verifier",
-        "signaturevalidationfailed",
-        "source image rejected",
-    ]) {
-        return (Verification, "the runtime's image policy refused the image");
-    }
-    if let Some(lead) = corrupt(words) {
-        return (Corrupt, lead);
-    }
-    if let Some(status) = http_status(words) {
-        return by_status(status, words, message);
-    }
-    if says(&["toomanyrequests", "too many requests"]) {
-        return (RateLimited, "the registry wants fewer requests from here");
-    }
-    if says(UNREACHABLE) || words.ends_with(": eof") || code == Code::DeadlineExceeded {
-        return (RegistryUnavailable, "the registry cannot be reached");
-    }
-    if let Some(lead) = tls(words) {
-        return (Tls, lead);
-    }
-    if says(&["invalid decoded auth", "illegal base64 data"]) {
-        return (Unauthorized, "the credentials cannot be read");
-    }
-    if says(REFUSED) {
-        return (
-            Unauthorized,
-            "the registry wants other credentials, or has no such repository",
-        );
-    }
-    // After the causes that a cancelled pull may name too.
-    if code == Code::Cancelled || says(&["context canceled"]) {
-        return (
-            Stalled,
-            "the runtime cancelled the pull because it made no progress",
-        );
-    }
-    if says(&[
-        "could not fetch content descriptor",
-        "could not fetch content ",
-    ]) && says(&["not found"])
-    {
-        return (
-            NotFound,
-            "the registry lists a part of the image and does not have it",
-        );
-    }
-    if says(&["manifest unknown", "name unknown"])
-        || (code == Code::NotFound && !says(NOT_THE_REGISTRYS))
-    {
-        return (
-            NotFound,
-            "the registry has no such repository, tag or digest",
-        );
-    }
-    (PullFailed, "")
-}
-
-/// Go's texts for a registry that is not there or does not answer.
-const UNREACHABLE: &[&str] = &[
-    "connection refused",
-    "no such host",
-    "server misbehaving",
-    "temporary failure in name resolution",
-    "i/o timeout",
-    "tls handshake timeout",
-    "awaiting response headers",
-    "awaiting headers",
-    "context deadline exceeded",
-    "no route to host",
-    "network is unreachable",
-    "network is down",
-    "connection timed out",
-    "connection reset by peer",
-    "broken pipe",
-    "server sent goaway",
-    "stream error: ",
-    "server closed idle connection",
-    "proxyconnect",
-    "registryunavailable",
-];
-
-/// Texts of a registry, or of the runtime about it, that ask for other credentials.
-const REFUSED: &[&str] = &[
-    "authorization failed",
-    "no basic auth credentials",
-    "insufficient_scope",
-    "failed to authorize",
-    "pull access denied",
-    "access to the resource is denied",
-    "authentication required",
-    "unauthorized:",
-    "denied:",
-    "missing username or secret",
-];
-
-/// `NOT_FOUND` of the runtime's own stores: the registry did not say it.
-const NOT_THE_REGISTRYS: &[&str] = &[
-    "snapshot",
-    "content digest",
-    "lease",
-    "unpack image",
-    "byte manifest for",
-    "unexpected media type",
-];
-
-fn corrupt(words: &str) -> Option<&'static str> {
-    if words.contains("unexpected media type text/") {
-        return Some(
-            "a page of text came instead of a manifest (from a login page, or from a proxy)",
-        );
-    }
-    if has(
-        words,
+const RULES: &[Rule] = &[
+    (
+        InvalidReference,
+        "the runtime does not take this name",
+        &[
+            "failed to parse image reference",
+            "invalid reference format",
+            "invalid repository name",
+        ],
+    ),
+    (
+        NoSpace,
+        "the disk is full",
+        &["no space left on device", "disk quota exceeded"],
+    ),
+    (
+        NoMatchingPlatform,
+        "the image has no variant for this node's platform",
+        &[
+            "no match for platform",
+            // CRI-O's library.
+            "no image found in image index for architecture",
+            "no image found in manifest list for architecture",
+        ],
+    ),
+    (
+        Verification,
+        "the runtime's image policy refuses the image",
+        // The second is the CRI's own word for it, the third comes from CRI-O's library.
+        &[
+            "image verifier",
+            "signaturevalidationfailed",
+            "source image rejected",
+        ],
+    ),
+    (
+        Corrupt,
+        "a page came instead of a manifest, from a login form or a proxy on the way",
+        &[
+            "unexpected media type text/",
+            "(text/html) from remote",
+            "(text/plain) from remote",
+        ],
+    ),
+    (
+        Corrupt,
+        "a page came instead of a token, from a login form or a proxy on the way",
+        &["unable to decode token response"],
+    ),
+    (
+        Corrupt,
+        "what came is not what the registry promised",
         &[
             "unexpected commit digest",
             "unexpected commit size",
             "failed size validation",
-            "wrong diff id",
-        ],
-    ) {
-        return Some("what came is not what its digest promises");
-    }
-    if has(
-        words,
-        &[
             "failed to read expected number of bytes",
             "short read: expected",
             "read past expected size",
-        ],
-    ) {
-        return Some("what came does not have the size that the manifest promises");
-    }
-    has(
-        words,
-        &[
-            "gzip: invalid",
-            "archive/tar: invalid",
-            "mismatched image rootfs",
+            "unexpected media type",
+            "(application/json) from remote",
             "in header not a valid digest",
         ],
-    )
-    .then_some("what came cannot be unpacked")
-}
-
-fn tls(words: &str) -> Option<&'static str> {
-    if words.contains("server gave http response to https client") {
-        return Some(
-            "the registry speaks http and the runtime https (the runtime's hosts.toml can say so)",
-        );
-    }
-    if has(
-        words,
+    ),
+    (
+        Corrupt,
+        "the image's layers are not what its configuration promises",
         &[
-            "unknown authority",
-            "certificate is not trusted",
-            "self-signed",
-            "self signed",
+            "wrong diff id",
+            "mismatched image rootfs",
+            "gzip: invalid",
+            "archive/tar: invalid",
+            "magic number mismatch",
         ],
-    ) {
-        return Some(
-            "the registry's certificate is not trusted (the runtime's hosts.toml can name a ca)",
-        );
+    ),
+    (
+        RateLimited,
+        RATE_LIMITED,
+        &["toomanyrequests", "too many requests"],
+    ),
+    (
+        RegistryUnavailable,
+        "the registry's name is not known here",
+        &[
+            "no such host",
+            "server misbehaving",
+            "temporary failure in name resolution",
+        ],
+    ),
+    (
+        RegistryUnavailable,
+        "the registry cannot be reached",
+        &[
+            "connection refused",
+            "no route to host",
+            "network is unreachable",
+            "network is down",
+            "connection reset by peer",
+            "broken pipe",
+            "server sent goaway",
+            "stream error: ",
+            "server closed idle connection",
+            "proxyconnect",
+            // The CRI's own word for it.
+            "registryunavailable",
+        ],
+    ),
+    (
+        RegistryUnavailable,
+        "the registry does not answer",
+        &[
+            "i/o timeout",
+            "tls handshake timeout",
+            "awaiting response headers",
+            "awaiting headers",
+            "context deadline exceeded",
+            "connection timed out",
+        ],
+    ),
+    (
+        Tls,
+        "the registry speaks http where the runtime expects https (its hosts.toml can say so)",
+        &[
+            "server gave http response to https client",
+            "first record does not look like a tls handshake",
+        ],
+    ),
+    (
+        Tls,
+        "the registry's certificate is not trusted by the runtime (its hosts.toml can name a ca)",
+        &["signed by unknown authority", "certificate is not trusted"],
+    ),
+    (
+        Tls,
+        "the registry's certificate is not valid for this name or this time",
+        &["x509:"],
+    ),
+    (
+        Tls,
+        "the registry and the runtime do not agree on TLS",
+        &["tls:"],
+    ),
+    (
+        Unauthorized,
+        "the credentials cannot be read",
+        &["invalid decoded auth", "illegal base64 data"],
+    ),
+    (
+        Unauthorized,
+        "the registry wants other credentials, or has no such repository",
+        &[
+            "authorization failed",
+            "no basic auth credentials",
+            "insufficient_scope",
+            "failed to authorize",
+            "pull access denied",
+            "access to the resource is denied",
+            "authentication required",
+            "unauthorized:",
+            "denied:",
+        ],
+    ),
+    // A layer that cannot be unpacked also ends so, behind its own rule.
+    (
+        Corrupt,
+        "a layer cannot be unpacked",
+        &["failed to extract layer"],
+    ),
+    (
+        RegistryUnavailable,
+        "the registry closed the connection",
+        &["unexpected eof"],
+    ),
+    (Stalled, STALLED, &["context canceled"]),
+    (
+        NotFound,
+        "the registry lists a part of the image that it does not have",
+        &["could not fetch content"],
+    ),
+    (NotFound, NOT_FOUND, &["manifest unknown", "name unknown"]),
+];
+
+const RATE_LIMITED: &str = "the registry wants fewer requests from here";
+const STALLED: &str = "the runtime cancelled the pull because it made no progress";
+const NOT_FOUND: &str = "the registry has no such repository, tag or digest";
+
+/// `NOT_FOUND` of the runtime's own stores, and of a manifest that is too large for it: the
+/// registry did not say it.
+const NOT_THE_REGISTRYS: &[&str] = &["snapshot", "content digest", "byte manifest for"];
+
+fn rule(code: Code, words: &str, message: &str) -> (Reason, &'static str) {
+    // What follows a status are the registry's own words: its disk may be full, too.
+    if let Some(status) = http_status(words) {
+        return by_status(status, words, message);
     }
-    if words.contains("x509:") {
-        return Some("the registry's certificate is not valid");
+    if let Some((reason, lead, _)) = RULES.iter().find(|(_, _, texts)| has(words, texts)) {
+        return (*reason, lead);
     }
-    has(words, &["tls:", "remote error: tls"])
-        .then_some("the registry and the runtime do not agree on TLS")
+    match code {
+        Code::Cancelled => (Stalled, STALLED),
+        Code::DeadlineExceeded => (RegistryUnavailable, "the registry does not answer"),
+        Code::NotFound if !has(words, NOT_THE_REGISTRYS) => (NotFound, NOT_FOUND),
+        _ if words.ends_with(": eof") => {
+            (RegistryUnavailable, "the registry closed the connection")
+        }
+        _ => (PullFailed, ""),
+    }
 }
 
-/// What an answer of the registry with this HTTP status means.
+fn has(text: &str, any: &[&str]) -> bool {
+    any.iter().any(|part| text.contains(part))
+}
+
+/// What an answer with this HTTP status means. A token server's come with the same texts as the
+/// registry's.
 fn by_status(status: u16, words: &str, message: &str) -> (Reason, &'static str) {
-    // The token server's answers come with the same texts as the registry's.
     let authorizing = words.contains("failed to authorize");
     match status {
-        429 => (RateLimited, "the registry wants fewer requests from here"),
+        429 => (RateLimited, RATE_LIMITED),
         401 | 403 => (
             Unauthorized,
-            "the registry refuses the credentials, or wants some",
+            "the registry refuses: it wants credentials, or other ones",
         ),
         400 if authorizing => (Unauthorized, "the registry refuses the credentials"),
-        // A Go server says so to whoever speaks http to its TLS port.
+        // Go's TLS server says so to whoever speaks http to it.
         400 if !message.contains("https://") => (
             Tls,
-            "the registry does not understand plain http (the runtime's hosts.toml may say http where https is spoken)",
+            "the registry does not take plain http, as if its port were for https (see the runtime's hosts.toml)",
         ),
-        404 if !authorizing => (
-            NotFound,
-            "the registry has no such repository, tag or digest",
-        ),
-        // Too many redirects and the like are the registry's too; 407 is the way's.
+        404 if !authorizing => (NotFound, NOT_FOUND),
+        // 407 is the proxy's, on the way to the registry.
         407 | 408 | 500..=599 => (RegistryUnavailable, "the registry does not serve now"),
         _ => (PullFailed, ""),
     }
 }
 
 /// The HTTP status that a text is about, as in `unexpected status from HEAD request to URL:
-/// 503 Service Unavailable`. What follows it are the registry's own words.
+/// 503 Service Unavailable`.
 fn http_status(words: &str) -> Option<u16> {
     let (_, after) = words.split_once("status")?;
     let mut previous = "status";
@@ -295,3 +305,6 @@ fn http_status(words: &str) -> Option<u16> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,17 +1,25 @@
 //! A runtime's error texts: made fit for a status, and made fit for rules.
 
+use crate::image::Reference;
+
 /// No message in a status is longer, in characters.
 const MAX_MESSAGE: usize = 512;
 
 /// What containerd puts before the cause, and after it the reference in quotes. It repeats
 /// what stands beside the message anyway.
-const LEADS_WITH_REFERENCE: [&str; 2] = [
+const LEADS_WITH_REFERENCE: [&str; 3] = [
     "failed to pull and unpack image ",
     "failed to resolve reference ",
+    "failed to parse image reference ",
 ];
 
 /// The same without a reference.
-const LEADS: [&str; 2] = ["failed to resolve image: ", "failed to copy: "];
+const LEADS: [&str; 4] = [
+    "failed to resolve image: ",
+    "failed to copy: ",
+    "httpReadSeeker: failed open: ",
+    "failed to do request: ",
+];
 
 /// The text on one line, without secrets: URLs lose their query and their user, and what
 /// containerd says about an `auth` that it cannot split loses the decoded secret.
@@ -128,18 +136,17 @@ fn without_quoted(text: &str) -> (String, Vec<String>) {
 fn names(reference: &str, quoted: &[String]) -> Vec<String> {
     let mut names = Vec::new();
     for name in quoted.iter().map(String::as_str).chain([reference]) {
-        let repository = name.split_once('@').map_or(name, |(before, _)| before);
-        let tag = repository
-            .rfind(':')
-            .filter(|at| !repository.get(*at..).unwrap_or("").contains('/'));
-        let repository = tag
-            .and_then(|at| repository.get(..at))
-            .unwrap_or(repository);
-        // A name of one word may be a word of the cause: it is taken out only with its tag.
-        for name in [name, repository] {
-            if name.contains(['/', ':', '@']) && !name.contains(' ') {
-                names.push(name.to_owned());
-            }
+        // A name of one word may be a word of the cause: it is taken out in its full form only.
+        if name.contains(['/', ':', '@']) && !name.contains(' ') {
+            names.push(name.to_owned());
+        }
+        if let Ok(parsed) = Reference::parse(name) {
+            names.extend([parsed.key(), parsed.name()].map(str::to_owned));
+            names.push(format!(
+                "{}:{}",
+                parsed.name(),
+                parsed.tag().unwrap_or("latest")
+            ));
         }
     }
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));
