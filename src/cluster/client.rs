@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,6 @@ use tracing::{info, warn};
 use super::error::CallError;
 use super::trouble::Trouble;
 use crate::decide::Timing;
-use crate::telemetry::Metrics;
-use crate::telemetry::metrics::SUCCESS;
 
 /// How long an idle connection is kept for the next request.
 const IDLE: Duration = Duration::from_secs(90);
@@ -57,26 +56,41 @@ pub struct Cluster {
     namespace: Arc<str>,
     timing: Timing,
     link: Arc<Link>,
-    metrics: Metrics,
+    writes: Arc<Writes>,
+}
+
+/// How many writes the API server accepted, and how many it did not.
+#[derive(Debug, Default)]
+pub struct Writes {
+    accepted: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Writes {
+    /// Writes that the API server accepted.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Writes that it refused, or never answered.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
 }
 
 impl Cluster {
     /// Prepares the connection from a kubeconfig, or from the pod's service account. Asks nothing yet: an API server
     /// that does not answer is waited for by whoever asks.
-    pub async fn connect(
-        kubeconfig: Option<&Path>,
-        timing: &Timing,
-        metrics: Metrics,
-    ) -> Result<Self, ConnectError> {
+    pub async fn connect(kubeconfig: Option<&Path>, timing: &Timing) -> Result<Self, ConnectError> {
         let config = match kubeconfig {
             Some(path) => from_kubeconfig(path).await?,
             None => Config::incluster_env().map_err(ConnectError::NoCluster)?,
         };
-        Self::with_config(config, timing, metrics)
+        Self::with_config(config, timing)
             .map_err(|error| ConnectError::Credentials(Box::new(error)))
     }
 
-    fn with_config(mut config: Config, timing: &Timing, metrics: Metrics) -> kube::Result<Self> {
+    fn with_config(mut config: Config, timing: &Timing) -> kube::Result<Self> {
         if let Some(proxy) = &config.proxy_url {
             let host = proxy.host();
             warn!(
@@ -106,7 +120,7 @@ impl Cluster {
             namespace: config.default_namespace.into(),
             timing: *timing,
             link: Arc::new(Link::to(config.cluster_url.to_string())),
-            metrics,
+            writes: Arc::default(),
         })
     }
 
@@ -128,10 +142,10 @@ impl Cluster {
         &self.timing
     }
 
-    /// The process's metrics.
+    /// The writes so far, for metrics.
     #[must_use]
-    pub const fn metrics(&self) -> &Metrics {
-        &self.metrics
+    pub fn writes(&self) -> Arc<Writes> {
+        Arc::clone(&self.writes)
     }
 
     /// The answer to a request that is not a watch, or to a watch's beginning, within the time limit of one request.
@@ -159,26 +173,17 @@ impl Cluster {
         answer
     }
 
-    /// The answer to a write to this resource, such as `nodeimagecaches`, counted.
+    /// The answer to a write, counted.
     pub async fn write<T>(
         &self,
-        resource: &'static str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, CallError> {
-        self.write_within(self.timing.api_call, resource, request)
-            .await
-    }
-
-    /// The same with a time limit of its own.
-    pub async fn write_within<T>(
-        &self,
-        limit: Duration,
-        resource: &'static str,
-        request: impl Future<Output = kube::Result<T>>,
-    ) -> Result<T, CallError> {
-        let answer = self.call_within(limit, request).await;
-        let result = answer.as_ref().map_or_else(CallError::result, |_| SUCCESS);
-        self.metrics.api_write(resource, result);
+        let answer = self.call(request).await;
+        let count = match &answer {
+            Ok(_) => &self.writes.accepted,
+            Err(_) => &self.writes.failed,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
         answer
     }
 

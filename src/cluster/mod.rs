@@ -2,10 +2,8 @@
 
 mod caches;
 mod client;
-pub mod election;
 mod error;
 pub mod inputs;
-pub mod lease;
 mod node;
 pub mod own;
 pub mod pace;
@@ -14,7 +12,7 @@ mod scale;
 mod trouble;
 mod watch;
 
-pub use client::{Cluster, ConnectError};
+pub use client::{Cluster, ConnectError, Writes};
 pub use error::CallError;
 pub use node::serve;
 pub use scale::Scale;

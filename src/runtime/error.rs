@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use thiserror::Error;
 use tonic::{Code, Status};
 
@@ -167,6 +168,10 @@ impl Unavailable {
                 // folder that a hostPath volume makes when there is nothing.
                 Some(what) => Self::NotCri { path, what },
                 None => Self::Refused { path },
+            },
+            _ if cause.raw_os_error() == Some(Errno::PROTOTYPE.raw_os_error()) => Self::NotCri {
+                path,
+                what: "it is not a stream socket".to_owned(),
             },
             _ => Self::Gone {
                 path,
