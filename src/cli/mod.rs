@@ -1,10 +1,21 @@
-//! The subcommands, and what they share: usage errors and exit codes.
+//! The subcommands, and what they share: usage errors, exit codes, signals.
 
+// The flags' documentation is their help, which a terminal shows as it is.
+#![allow(clippy::doc_markdown)]
+
+use std::error::Error;
+use std::future::Future;
+use std::io;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
 
 pub mod crd;
+pub mod flags;
+pub mod pull;
+pub mod run;
 
 /// Pulls the images that `ImageCache` objects ask for onto the nodes of a Kubernetes cluster.
 #[derive(Debug, Parser)]
@@ -16,7 +27,21 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Flags),
+    Pull(pull::Flags),
     Crd(crd::Flags),
+}
+
+/// The command line, or a file that it names, cannot be acted on. The exit code is 2.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct UsageError(Box<dyn Error + Send + Sync>);
+
+impl UsageError {
+    /// For this reason.
+    pub fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(cause.into())
+    }
 }
 
 impl Cli {
@@ -25,12 +50,39 @@ impl Cli {
     /// The exit code is 0 for success, 1 for a failure, and 2 for a command line or a file that cannot be acted on.
     #[must_use]
     pub fn run(self) -> ExitCode {
-        let result = match self.command {
-            Command::Crd(flags) => crd::run(&flags),
+        let result = match &self.command {
+            Command::Run(flags) => run::run(flags),
+            Command::Pull(flags) => pull::run(flags),
+            Command::Crd(flags) => crd::run(flags),
         };
         result.unwrap_or_else(|error| {
-            eprintln!("imagecache-agent: {error:#}");
-            ExitCode::FAILURE
+            eprintln!("error: {error:#}");
+            let code = if error.is::<UsageError>() { 2 } else { 1 };
+            ExitCode::from(code)
         })
     }
+}
+
+/// Runs a subcommand to its end.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_multi_thread()
+        // Waiting is all that there is to do: the work is the runtime's.
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the threads of the agent")?
+        .block_on(work)
+}
+
+/// Ends when the process is asked to end: SIGTERM, or Ctrl-C.
+async fn terminated() -> io::Result<()> {
+    let (mut terminate, mut interrupt) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
 }

@@ -22,18 +22,34 @@ pub enum Format {
 pub struct Level(String);
 
 impl Level {
+    /// Nothing.
+    #[must_use]
+    pub fn off() -> Self {
+        Self("off".to_owned())
+    }
+
+    /// What the agent did, and none of its libraries' words.
+    #[must_use]
+    pub fn info() -> Self {
+        Self::of("info")
+    }
+
+    /// The libraries' own words only when they are asked for: the agent says what failed, and says it once.
+    fn of(level: &str) -> Self {
+        let libraries = if matches!(level, "debug" | "trace") {
+            "warn"
+        } else {
+            "off"
+        };
+        Self(format!("{libraries},imagecache_agent={level}"))
+    }
+
     /// Reads a level or directives.
     pub fn parse(text: &str) -> Result<Self, String> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
         let level = text.trim().to_ascii_lowercase();
         if LEVELS.contains(&level.as_str()) {
-            // The libraries' own words only when they are asked for: the agent says what failed, and says it once.
-            let libraries = if matches!(level.as_str(), "debug" | "trace") {
-                "warn"
-            } else {
-                "off"
-            };
-            return Ok(Self(format!("{libraries},imagecache_agent={level}")));
+            return Ok(Self::of(&level));
         }
         match EnvFilter::builder().parse(text) {
             Ok(_) if text.contains('=') => Ok(Self(text.to_owned())),

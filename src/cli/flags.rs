@@ -1,0 +1,100 @@
+//! The flags that several subcommands have.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clap::Args;
+use jiff::SignedDuration;
+
+use crate::decide::Timing;
+use crate::runtime::Endpoint;
+use crate::telemetry::logs::{self, Format, Level};
+
+/// How this machine's container runtime is used.
+#[derive(Args, Clone, Debug)]
+pub struct RuntimeFlags {
+    /// The runtime's socket, such as unix:///run/containerd/containerd.sock. Without it, the well-known sockets of
+    /// containerd, CRI-O, cri-dockerd, k3s, k0s and MicroK8s are tried.
+    #[arg(long, env = "IMAGECACHE_RUNTIME_ENDPOINT", value_name = "SOCKET")]
+    pub runtime_endpoint: Option<Endpoint>,
+
+    /// Pulls that run at the same time. A runtime shares its few download slots with the pods that start.
+    #[arg(
+        long,
+        env = "IMAGECACHE_MAX_PARALLEL_PULLS",
+        value_name = "N",
+        default_value = "2"
+    )]
+    pub max_parallel_pulls: NonZeroUsize,
+
+    /// Divides every delay before a repeated pull, for tests that wait for repetitions.
+    #[arg(
+        long,
+        env = "IMAGECACHE_DIVIDE_DELAYS",
+        value_name = "N",
+        default_value_t = 1,
+        hide = true
+    )]
+    divide_delays: u32,
+}
+
+impl RuntimeFlags {
+    /// The intervals that the agent works with.
+    #[must_use]
+    pub fn timing(&self) -> Timing {
+        Timing::default().divided_by(self.divide_delays)
+    }
+}
+
+/// What is logged, and how.
+#[derive(Args, Clone, Debug)]
+pub struct LogFlags {
+    /// How a line of the log looks.
+    #[arg(
+        long,
+        env = "IMAGECACHE_LOG_FORMAT",
+        value_enum,
+        value_name = "FORMAT",
+        default_value = "human"
+    )]
+    pub log_format: Format,
+
+    /// What is logged: off, error, warn, info, debug, trace, or directives such as info,kube=debug.
+    #[arg(long, env = "IMAGECACHE_LOG_LEVEL", value_name = "LEVEL", value_parser = Level::parse)]
+    pub log_level: Option<Level>,
+}
+
+impl LogFlags {
+    /// Starts logging, at this level if no other is asked for.
+    pub fn start(&self, default: Level) {
+        let level = self.log_level.clone().unwrap_or(default);
+        logs::start(self.log_format, &level);
+    }
+}
+
+/// Reads a length of time such as `90s`, `10m` or `1h30m`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    text.parse::<SignedDuration>()
+        .ok()
+        .and_then(|duration| Duration::try_from(duration).ok())
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| {
+            "a length of time above zero is needed, such as 90s, 10m or 1h30m".to_owned()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_of_time_has_a_unit() {
+        let rows = [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1h 30m", 5400)];
+        for (text, seconds) in rows {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "10", "-5s", "0s", "soon"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}
