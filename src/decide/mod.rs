@@ -1,7 +1,7 @@
 //! Pure functions: no async, no clock, no input or output.
 //!
-//! They take the world as it is, the time included, and say what is wanted ([`desired`]), what to do
-//! now ([`plan`]), when to try again ([`backoff`]), what a node reports ([`report`]) and what that
+//! They take the world as it is, the time included, and say what is wanted ([`desired()`]), what to do
+//! now ([`plan()`]), when to try again ([`backoff`]), what a node reports ([`report()`]) and what that
 //! comes to for the cluster ([`summary`]).
 
 pub mod backoff;

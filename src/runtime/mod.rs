@@ -1,6 +1,6 @@
 //! The node's container runtime, over its socket.
 //!
-//! [`Runtime`] speaks the CRI, which every runtime has. [`lock`] makes sure that one agent
+//! [`Runtime`] speaks the CRI, which every runtime has. [`lock()`] makes sure that one agent
 //! serves it, [`discover`] finds it. [`Containerd`] is what containerd offers beside the CRI.
 //! Everything that goes wrong is an [`Unavailable`] (there is no runtime to talk to)
 //! or has a [`Reason`](crate::api::reason::Reason).
