@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,8 @@ use tracing::{info, warn};
 use super::error::CallError;
 use super::trouble::Trouble;
 use crate::decide::Timing;
+use crate::telemetry::Metrics;
+use crate::telemetry::metrics::SUCCESS;
 
 /// How long an idle connection is kept for the next request.
 const IDLE: Duration = Duration::from_secs(90);
@@ -56,41 +57,26 @@ pub struct Cluster {
     namespace: Arc<str>,
     timing: Timing,
     link: Arc<Link>,
-    writes: Arc<Writes>,
-}
-
-/// How many writes the API server accepted, and how many it did not.
-#[derive(Debug, Default)]
-pub struct Writes {
-    accepted: AtomicU64,
-    failed: AtomicU64,
-}
-
-impl Writes {
-    /// Writes that the API server accepted.
-    pub fn accepted(&self) -> u64 {
-        self.accepted.load(Ordering::Relaxed)
-    }
-
-    /// Writes that it refused, or never answered.
-    pub fn failed(&self) -> u64 {
-        self.failed.load(Ordering::Relaxed)
-    }
+    metrics: Metrics,
 }
 
 impl Cluster {
     /// Prepares the connection from a kubeconfig, or from the pod's service account. Asks nothing yet: an API server
     /// that does not answer is waited for by whoever asks.
-    pub async fn connect(kubeconfig: Option<&Path>, timing: &Timing) -> Result<Self, ConnectError> {
+    pub async fn connect(
+        kubeconfig: Option<&Path>,
+        timing: &Timing,
+        metrics: Metrics,
+    ) -> Result<Self, ConnectError> {
         let config = match kubeconfig {
             Some(path) => from_kubeconfig(path).await?,
             None => Config::incluster_env().map_err(ConnectError::NoCluster)?,
         };
-        Self::with_config(config, timing)
+        Self::with_config(config, timing, metrics)
             .map_err(|error| ConnectError::Credentials(Box::new(error)))
     }
 
-    fn with_config(mut config: Config, timing: &Timing) -> kube::Result<Self> {
+    fn with_config(mut config: Config, timing: &Timing, metrics: Metrics) -> kube::Result<Self> {
         if let Some(proxy) = &config.proxy_url {
             let host = proxy.host();
             warn!(
@@ -120,7 +106,7 @@ impl Cluster {
             namespace: config.default_namespace.into(),
             timing: *timing,
             link: Arc::new(Link::to(config.cluster_url.to_string())),
-            writes: Arc::default(),
+            metrics,
         })
     }
 
@@ -142,10 +128,10 @@ impl Cluster {
         &self.timing
     }
 
-    /// The writes so far, for metrics.
+    /// The process's metrics.
     #[must_use]
-    pub fn writes(&self) -> Arc<Writes> {
-        Arc::clone(&self.writes)
+    pub const fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// The answer to a request that is not a watch, or to a watch's beginning, within the time limit of one request.
@@ -173,17 +159,26 @@ impl Cluster {
         answer
     }
 
-    /// The answer to a write, counted.
+    /// The answer to a write to this resource, such as `nodeimagecaches`, counted.
     pub async fn write<T>(
         &self,
+        resource: &'static str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, CallError> {
-        let answer = self.call(request).await;
-        let count = match &answer {
-            Ok(_) => &self.writes.accepted,
-            Err(_) => &self.writes.failed,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
+        self.write_within(self.timing.api_call, resource, request)
+            .await
+    }
+
+    /// The same with a time limit of its own.
+    pub async fn write_within<T>(
+        &self,
+        limit: Duration,
+        resource: &'static str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, CallError> {
+        let answer = self.call_within(limit, request).await;
+        let result = answer.as_ref().map_or_else(CallError::result, |_| SUCCESS);
+        self.metrics.api_write(resource, result);
         answer
     }
 

@@ -36,6 +36,17 @@ impl CallError {
         }
     }
 
+    /// A word for it, for metrics.
+    #[must_use]
+    pub fn result(&self) -> &'static str {
+        match self {
+            Self::NoAnswer(_) => "NoAnswer",
+            Self::Refused(status) if status.code == 409 => "Conflict",
+            Self::Refused(_) => "Refused",
+            Self::Unreadable(_) => "Unreadable",
+        }
+    }
+
     /// The object is not there, but its resource type is: a 404 for an object names it, a 404 for a resource
     /// type that the API server does not know names nothing.
     #[must_use]

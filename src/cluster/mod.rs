@@ -2,8 +2,10 @@
 
 mod caches;
 mod client;
+pub mod election;
 mod error;
 pub mod inputs;
+pub mod lease;
 mod node;
 pub mod own;
 pub mod pace;
@@ -12,7 +14,7 @@ mod scale;
 mod trouble;
 mod watch;
 
-pub use client::{Cluster, ConnectError, Writes};
+pub use client::{Cluster, ConnectError};
 pub use error::CallError;
 pub use node::serve;
 pub use scale::Scale;

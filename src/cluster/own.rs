@@ -96,7 +96,9 @@ async fn send(
     let mut request = request.map_err(|error| CallError::Unreadable(error.to_string()))?;
     request.headers_mut().insert(ACCEPT, METADATA);
     let client = cluster.client();
-    cluster.write(client.request_text(request)).await?;
+    cluster
+        .write("nodeimagecaches", client.request_text(request))
+        .await?;
     Ok(())
 }
 

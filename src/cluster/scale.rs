@@ -40,12 +40,18 @@ impl Scale {
 
     /// The time until an agent looks at the lease again: on average half a second for each node, so that there
     /// are two looks a second in all. `chance` is a random number from 0 to 1.
+    ///
+    /// In a small cluster no look is far away. In a large one short times are the likeliest: agents that started, and
+    /// looked, together are spread over the time to come at once, and not only once the average is over.
     #[must_use]
     pub fn lease_look(self, timing: &Timing, chance: f64) -> Duration {
-        let average = timing
-            .lease_look
-            .max(Duration::from_millis(500) * self.nodes);
-        average.mul_f64(0.5 + chance.clamp(0.0, 1.0))
+        let chance = chance.clamp(0.0, 1.0);
+        let average = Duration::from_millis(500) * self.nodes;
+        if average <= timing.lease_look {
+            timing.lease_look.mul_f64(0.5 + chance)
+        } else {
+            (3 * average).mul_f64(1.0 - (1.0 - chance).sqrt())
+        }
     }
 }
 
@@ -58,17 +64,12 @@ mod tests {
         let timing = Timing::default();
         let seconds = |nodes| {
             let scale = Scale { nodes };
-            [
-                scale.report(&timing),
-                scale.own_object(&timing),
-                scale.lease_look(&timing, 0.5),
-            ]
-            .map(|rate| rate.as_secs())
+            [scale.report(&timing), scale.own_object(&timing)].map(|rate| rate.as_secs())
         };
-        assert_eq!(seconds(0), [1, 300, 2]);
-        assert_eq!(seconds(3), [1, 300, 2]);
-        assert_eq!(seconds(1000), [10, 300, 500]);
-        assert_eq!(seconds(5000), [50, 500, 2500]);
+        assert_eq!(seconds(0), [1, 300]);
+        assert_eq!(seconds(3), [1, 300]);
+        assert_eq!(seconds(1000), [10, 300]);
+        assert_eq!(seconds(5000), [50, 500]);
         assert_eq!(seconds(u32::MAX).first(), Some(&60));
     }
 
@@ -77,5 +78,24 @@ mod tests {
         let look = |chance| Scale { nodes: 3 }.lease_look(&Timing::default(), chance);
         assert_eq!(look(0.0), Duration::from_secs(1));
         assert_eq!(look(1.0), Duration::from_secs(3));
+    }
+
+    #[test]
+    fn the_looks_of_a_large_cluster_are_spread_over_the_time_to_come() {
+        let timing = Timing::default();
+        for nodes in [5, 100, 5000] {
+            let looks: Vec<f64> = (0..1000_u32)
+                .map(|n| f64::from(n) / 1000.0)
+                .map(|chance| Scale { nodes }.lease_look(&timing, chance).as_secs_f64())
+                .collect();
+            let nodes = f64::from(nodes);
+            let average = looks.iter().sum::<f64>() / 1000.0;
+            assert!(
+                (average / nodes - 0.5).abs() < 0.01,
+                "{nodes} nodes: {average} s"
+            );
+            let soon = looks.iter().filter(|look| **look < average / 10.0).count();
+            assert!(soon > 50, "{nodes} nodes: {soon} of 1000 look soon");
+        }
     }
 }
