@@ -8,6 +8,8 @@ pub mod backoff;
 pub mod desired;
 pub mod fleet;
 pub mod inputs;
+#[cfg(test)]
+mod model;
 pub mod plan;
 pub mod report;
 pub mod selector;
