@@ -89,6 +89,8 @@ pub struct Timing {
     pub own_object_made: Duration,
     /// The shortest time within which all tasks have to end after SIGTERM.
     pub shutdown: Duration,
+    /// How long the news that make up a summary are gathered before it is written, unless `Ready` turns.
+    pub summary_gather: Duration,
     /// A node that has been Ready for this long without any report counts as unreachable.
     pub report_overdue: Duration,
 }
@@ -121,6 +123,7 @@ impl Default for Timing {
             own_object: Duration::from_mins(5),
             own_object_made: Duration::from_secs(15),
             shutdown: Duration::from_secs(4),
+            summary_gather: Duration::from_millis(200),
             report_overdue: Duration::from_mins(10),
         }
     }
