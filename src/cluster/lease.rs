@@ -55,7 +55,7 @@ pub async fn run(
     let timing = cluster.timing();
     let limit = timing.api_call.min(timing.lease_renew);
     let ask = |ask, lease| send(cluster, &api, limit, ask, lease);
-    hold(election, seat, stop, ask, |answer| match answer {
+    let understand = |answer| match answer {
         Err(error) if trouble.fails(&error) => {
             warn!(%error, lease = NAME, "cannot take part in the election");
             Answer::Failed
@@ -67,8 +67,23 @@ pub async fn run(
             }
             answer
         }
-    })
-    .await;
+    };
+    let elected = seat.elected.subscribe();
+    tokio::join!(
+        hold(election, seat, stop, ask, understand),
+        gauge(cluster, elected),
+    );
+}
+
+/// Shows in the metrics whether this process is elected, until the seat is given up.
+async fn gauge(cluster: &Cluster, mut elected: watch::Receiver<Option<CancellationToken>>) {
+    loop {
+        let is_elected = elected.borrow_and_update().is_some();
+        cluster.metrics().leader(is_elected);
+        if elected.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// The loop, whatever the questions go to.

@@ -34,9 +34,10 @@ pub async fn serve(
         reports,
         scale,
     };
+    // Each on its own: together they would make every task that holds them large.
     tokio::join!(
-        inputs::watch_caches(cluster, inputs, stop),
-        inputs::watch_node(cluster, node, inputs, stop),
-        reporter::run(cluster, node, sources, own, stop),
+        Box::pin(inputs::watch_caches(cluster, inputs, stop)),
+        Box::pin(inputs::watch_node(cluster, node, inputs, stop)),
+        Box::pin(reporter::run(cluster, node, sources, own, stop)),
     );
 }
