@@ -121,6 +121,9 @@ impl ControlPlane {
             "--service-account-private-key-file={}",
             self.lab.dir().join("pki/tokens.key").display()
         ));
+        // It would make the one below /usr.
+        let plugins = self.lab.folder("control-plane/volume-plugins")?;
+        command.arg(format!("--flex-volume-plugin-dir={}", plugins.display()));
         if !kubelets {
             command.arg(
                 "--controllers=*,-node-lifecycle-controller,-pod-garbage-collector-controller",

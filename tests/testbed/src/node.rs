@@ -132,11 +132,10 @@ impl Node {
             // A node that is cut off is known to be so within seconds.
             "nodeStatusUpdateFrequency": "1s",
             "nodeLeaseDurationSeconds": 8,
-            // Works in a container and on a machine with cgroup v1 too, and all its groups are below one that the reaper knows.
+            // Works in a container and on a machine with cgroup v1 too.
             "failCgroupV1": false,
             "cgroupDriver": "cgroupfs",
             "cgroupsPerQOS": false,
-            "cgroupRoot": format!("/{}", self.lab.name()),
             "enforceNodeAllocatable": [],
             "failSwapOn": false,
             // What it would write outside of its folders.

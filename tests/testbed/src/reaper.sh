@@ -17,6 +17,13 @@ family() {
     done
 }
 
+# A container's control group has its ID, and stays when nobody deletes the container in an orderly way.
+groups() {
+    for task in "$lab"/*/run/io.containerd.runtime.v2.task/k8s.io/*; do
+        [ -d "$task" ] && find /sys/fs/cgroup -depth -type d -path "*/k8s.io/${task##*/}*" 2>/dev/null
+    done
+}
+
 tries=0
 while pids=$(marked); [ -n "$pids" ] && [ $((tries += 1)) -le 100 ]; do
     # Stopped first: nobody may start another child between the look and the kill.
@@ -36,11 +43,17 @@ if [ -n "$bridge" ]; then
 fi
 
 tries=0
-while [ $((tries += 1)) -le 50 ]; do
-    find /sys/fs/cgroup -depth -type d -path "*/${lab##*/}*" -exec rmdir {} + 2>/dev/null
-    rm -rf --one-file-system "$lab" 2>/dev/null
-    [ -e "$lab" ] || [ -n "$(find /sys/fs/cgroup -type d -path "*/${lab##*/}*" 2>/dev/null)" ] || exit 0
+while left=$(groups); [ -n "$left" ] && [ $((tries += 1)) -le 50 ]; do
+    rmdir $left 2>/dev/null || sleep 0.02
+done
+# Their parent belongs to every containerd of the machine; it goes with the last one.
+rmdir /sys/fs/cgroup/k8s.io /sys/fs/cgroup/*/k8s.io 2>/dev/null
+
+tries=0
+while rm -rf --one-file-system "$lab" 2>/dev/null; [ -e "$lab" ]; do
+    if [ $((tries += 1)) -gt 50 ]; then
+        echo "$lab: could not be removed" >&2
+        exit 1
+    fi
     sleep 0.05
 done
-echo "$lab: could not be removed" >&2
-exit 1

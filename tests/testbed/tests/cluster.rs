@@ -20,7 +20,6 @@ async fn three_nodes_pull_run_and_are_cut_off() {
     let cluster = Cluster::start(ClusterOptions::three_nodes()).await.unwrap();
     println!("three nodes were Ready after {:?}", start.elapsed());
     let dir = cluster.lab().dir().to_owned();
-    let name = cluster.lab().name().to_owned();
 
     let image = cluster.registry().reference("team/app:1");
     cluster
@@ -71,24 +70,37 @@ async fn three_nodes_pull_run_and_are_cut_off() {
     cluster.wait_ready(LONG).await.unwrap();
     println!("it was Ready again after {:?}", joined.elapsed());
 
+    let sh = |command: &str, tasks: &str| {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", command])
+            .env("LAB", &dir)
+            .env("TASKS", tasks);
+        String::from_utf8_lossy(&shell.output().unwrap().stdout).into_owned()
+    };
+    let tasks = sh(
+        "ls $LAB/n*/run/io.containerd.runtime.v2.task/k8s.io | grep -x '[0-9a-f]\\+'",
+        "",
+    );
+    assert_eq!(tasks.lines().count(), 6, "{tasks}");
     let end = Instant::now();
     drop(cluster);
     println!("all was gone after {:?}", end.elapsed());
     assert!(!dir.exists());
-    let left = |command: &str| {
-        let done = Command::new("sh")
-            .args(["-c", command])
-            .env("LAB", &dir)
-            .env("NAME", &name)
-            .output()
-            .unwrap();
-        String::from_utf8_lossy(&done.stdout).into_owned()
-    };
     assert_eq!(
-        left("grep -l \"$LAB\" /proc/[0-9]*/cmdline /proc/[0-9]*/mountinfo 2>/dev/null"),
+        sh(
+            "grep -l $LAB /proc/[0-9]*/cmdline /proc/[0-9]*/mountinfo 2>/dev/null",
+            ""
+        ),
         ""
     );
-    assert_eq!(left("find /sys/fs/cgroup -name \"*$NAME*\""), "");
+    assert_eq!(
+        sh(
+            "for task in $TASKS; do find /sys/fs/cgroup -name $task*; done",
+            &tasks
+        ),
+        ""
+    );
 }
 
 #[tokio::test]
