@@ -25,9 +25,10 @@ pub use pull::Downloads;
 
 use crate::api::NodeImageCacheStatus;
 use crate::decide::desired::ImageKey;
-use crate::decide::world::{Outcome, Runtime, World};
+use crate::decide::world::{Failed, Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, Timing, desired, plan, report};
 use crate::runtime::Endpoint;
+use crate::telemetry::metrics::Metrics;
 use look::{Questions, questions};
 use pull::{Pull, Pulled};
 use watch::{Observed, Session, Watch};
@@ -60,6 +61,8 @@ pub struct Channels {
     pub runtime: channel::Sender<Runtime>,
     /// How far each pull is, for somebody who looks on.
     pub downloads: Option<channel::Sender<Downloads>>,
+    /// Where pulls are counted.
+    pub metrics: Metrics,
 }
 
 /// Runs the agent until the shutdown. The error is a task of it that died.
@@ -211,51 +214,60 @@ impl Agent {
 
     fn take_pulled(&mut self, key: &ImageKey, pulled: Pulled) {
         let now = self.now();
+        let since = self
+            .world
+            .pulls
+            .get(key)
+            .map_or(now.monotonic, |pull| pull.since);
+        let took = now.monotonic.saturating_sub(since);
         let before = self
             .world
             .memory
             .get(key)
             .and_then(|memory| memory.last.clone());
-        let seconds = self
-            .world
-            .pulls
-            .get(key)
-            .map_or(Duration::ZERO, |pull| {
-                now.monotonic.saturating_sub(pull.since)
-            })
-            .as_secs_f64();
         self.cancels.remove(key);
         self.ended.insert(key.clone(), Instant::now());
-        if let Some(resolved) = pulled.resolved {
-            self.resolved.insert(key.clone(), resolved);
+        if let Some(resolved) = &pulled.resolved {
+            self.resolved.insert(key.clone(), resolved.clone());
         }
-        self.world.ended(
-            key,
-            pulled.outcome.clone(),
-            now,
-            &self.settings.timing,
-            fastrand::f64(),
-        );
-        match pulled.outcome {
+        let outcome = pulled.outcome.clone();
+        self.world
+            .ended(key, outcome, now, &self.settings.timing, fastrand::f64());
+        self.tell(key, &pulled, took, before.as_ref());
+        if pulled.outcome == Outcome::RuntimeLost {
+            self.look_now.notify_one();
+        }
+    }
+
+    /// Counts what came of a pull, and says it. A failure that is like the one before is not said again.
+    fn tell(&self, key: &ImageKey, pulled: &Pulled, took: Duration, before: Option<&Failed>) {
+        let (metrics, seconds) = (&self.channels.metrics, took.as_secs_f64());
+        match &pulled.outcome {
             Outcome::Pulled(_) if pulled.found => {
                 debug!(image = %key, "the image is there already");
             }
-            Outcome::Pulled(image) => info!(image = %key, bytes = image.bytes, seconds, "pulled"),
+            Outcome::Pulled(image) => {
+                metrics.pulled(took, image.bytes);
+                info!(image = %key, bytes = image.bytes, seconds, "pulled");
+            }
             Outcome::Cancelled => {
                 info!(image = %key, "cancelled: nobody wants this image here any more");
             }
-            Outcome::RuntimeLost => self.look_now.notify_one(),
+            Outcome::RuntimeLost => {
+                debug!(image = %key, "the runtime went away during the pull");
+            }
             Outcome::Failed(failed) => {
+                metrics.pull_failed(failed.reason.as_str());
                 let memory = self.world.memory.get(key);
                 let attempt = memory.map_or(0, |memory| memory.failures);
                 let next = memory
                     .and_then(|memory| memory.retry)
                     .map_or_else(|| "at once".to_owned(), |(_, at)| at.to_string());
-                let reason = failed.reason;
-                if before.as_ref() == Some(&failed) {
-                    debug!(image = %key, %reason, error = failed.message, attempt, next, "the pull failed again");
+                let (reason, error) = (failed.reason, &failed.message);
+                if before == Some(failed) {
+                    debug!(image = %key, %reason, error, attempt, next, "the pull failed again");
                 } else {
-                    warn!(image = %key, %reason, error = failed.message, attempt, next, "the pull failed");
+                    warn!(image = %key, %reason, error, attempt, next, "the pull failed");
                 }
             }
         }

@@ -1,14 +1,30 @@
 //! `run`: the agent of one node of a cluster, as a DaemonSet starts it.
 
+use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
 
-use super::UsageError;
 use super::flags::{LogFlags, RuntimeFlags};
+use super::{UsageError, block_on, terminated};
+use crate::agent::{self, Channels, Settings};
+use crate::api::NodeImageCacheStatus;
+use crate::cluster::{self, Cluster, Scale, lease};
+use crate::decide::Inputs;
+use crate::decide::world::Runtime;
+use crate::rollup;
+use crate::runtime::{Endpoint, discover};
+use crate::telemetry::admin::{self, Admin};
 use crate::telemetry::logs::Level;
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::readiness::Readiness;
 
 /// Where health and metrics are served unless another address is asked for.
 const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 19847);
@@ -109,8 +125,275 @@ fn is_dns_name(name: &str) -> bool {
 /// Runs the agent until SIGTERM.
 pub fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     flags.log.start(Level::info());
-    let _node = flags.node()?;
-    anyhow::bail!("not wired yet")
+    let node = flags.node()?;
+    block_on(serve(flags, node))
+}
+
+/// Starts every task, and waits for the first that ends: none may before the shutdown.
+async fn serve(flags: &Flags, node: Option<&str>) -> anyhow::Result<ExitCode> {
+    let timing = flags.runtime.timing();
+    let listener = admin::bind(flags.admin_addr)
+        .await
+        .context("--admin-addr cannot be used")?;
+    let metrics = Metrics::default();
+    let cluster = Cluster::connect(flags.kubeconfig.as_deref(), &timing, metrics.clone()).await?;
+    let stop = CancellationToken::new();
+    let mut daemon = Daemon {
+        flags,
+        cluster,
+        stop: stop.clone(),
+        metrics,
+        readiness: Readiness::default(),
+        tasks: JoinSet::new(),
+    };
+    let admin = Admin {
+        metrics: daemon.metrics.clone(),
+        readiness: daemon.readiness.clone(),
+    };
+    daemon.start("admin", admin.serve(listener, stop.clone()));
+    let leaving = daemon.readiness.check("running", "starting");
+    leaving.ready();
+    info!(node, role = ?flags.role, version = env!("CARGO_PKG_VERSION"), "imagecache-agent starts");
+
+    let (inputs, told) = watch::channel(Inputs::default());
+    let (scale, scaled) = watch::channel(Scale::default());
+    daemon.watch_readiness(told.clone(), node.is_some());
+    match node.filter(|_| flags.role.pulls()) {
+        Some(node) => daemon.start_agent(node.to_owned(), inputs, told.clone(), scaled),
+        None => daemon.start_watch(inputs),
+    }
+    if flags.role.summarizes() {
+        daemon.start_election(node.unwrap_or("summary"), told, scale);
+    }
+
+    let ended = tokio::select! {
+        signal = terminated() => signal.map(|()| None)?,
+        Some(ended) = daemon.tasks.join_next() => Some(ended?),
+    };
+    leaving.not_ready("the agent is ending");
+    stop.cancel();
+    if let Some(task) = ended {
+        anyhow::bail!(
+            "the task {task} of the agent ended; ending the process, so that it is started anew as a whole"
+        );
+    }
+    info!("ending");
+    let all = async { while daemon.tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(timing.shutdown, all).await.is_err() {
+        warn!("not every task ended in time");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tasks of the process, each under a name.
+struct Daemon<'a> {
+    flags: &'a Flags,
+    cluster: Cluster,
+    stop: CancellationToken,
+    metrics: Metrics,
+    readiness: Readiness,
+    tasks: JoinSet<&'static str>,
+}
+
+impl Daemon<'_> {
+    fn start(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(async move {
+            task.await;
+            name
+        });
+    }
+
+    /// The loop of this node, and its connection to the cluster.
+    fn start_agent(
+        &mut self,
+        node: String,
+        inputs: watch::Sender<Inputs>,
+        told: watch::Receiver<Inputs>,
+        scale: watch::Receiver<Scale>,
+    ) {
+        let (reports, reported) = watch::channel(None);
+        let (runtime, runtime_now) = watch::channel(Runtime::default());
+        let check = self.readiness.check("runtime", "it has not been asked yet");
+        self.start(
+            "runtime check",
+            follow(runtime_now, move |runtime| match runtime {
+                Runtime::Starting => {}
+                Runtime::Ready => check.ready(),
+                Runtime::Down(why) => check.not_ready(why.as_str()),
+            }),
+        );
+        let metrics = self.metrics.clone();
+        self.start(
+            "image counts",
+            follow(reported.clone(), move |report| {
+                count_images(&metrics, report.as_deref());
+            }),
+        );
+
+        let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
+        self.start("cluster", async move {
+            cluster::serve(&cluster, &node, &inputs, reported, scale, &stop).await;
+        });
+
+        let flags = self.flags.runtime.clone();
+        let stop = self.stop.clone();
+        let metrics = self.metrics.clone();
+        self.start("agent", async move {
+            let Some(endpoint) = endpoint(&flags, &runtime, &stop).await else {
+                return;
+            };
+            let settings = Settings {
+                endpoint,
+                max_parallel_pulls: flags.max_parallel_pulls.get(),
+                timing: flags.timing(),
+            };
+            let channels = Channels {
+                inputs: told,
+                reports,
+                runtime,
+                downloads: None,
+                metrics,
+            };
+            if let Err(panic) = agent::run(settings, channels, stop).await {
+                error!(error = %panic, "the agent's loop died");
+            }
+        });
+    }
+
+    /// Without a node only the `ImageCache`s are watched, for the summaries.
+    fn start_watch(&mut self, inputs: watch::Sender<Inputs>) {
+        let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
+        self.start("watch", async move {
+            cluster::inputs::watch_caches(&cluster, &inputs, &stop).await;
+        });
+    }
+
+    /// The election, and what the elected one does.
+    fn start_election(
+        &mut self,
+        name: &str,
+        inputs: watch::Receiver<Inputs>,
+        scale: watch::Sender<Scale>,
+    ) {
+        let identity = lease::identity(name);
+        let (elect, elected) = watch::channel(None);
+        let (count, counted) = watch::channel(None);
+        let metrics = self.metrics.clone();
+        self.start(
+            "leader gauge",
+            follow(elected.clone(), move |elected| {
+                metrics.leader(elected.is_some())
+            }),
+        );
+
+        let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
+        let namespace = self.flags.namespace.clone();
+        let seat = lease::Seat {
+            nodes: counted,
+            scale,
+            elected: elect,
+        };
+        self.start("election", async move {
+            lease::run(&cluster, &namespace, identity, seat, &stop).await;
+        });
+
+        let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
+        let seat = rollup::Seat {
+            inputs,
+            elected,
+            nodes: count,
+        };
+        self.start("summaries", async move {
+            rollup::run(&cluster, seat, &stop).await
+        });
+    }
+
+    /// The watches are ready once they have listed everything. Later trouble does not make them unready: what they listed holds.
+    fn watch_readiness(&mut self, inputs: watch::Receiver<Inputs>, with_node: bool) {
+        let caches = self
+            .readiness
+            .check("imagecaches", "the API server has not listed them yet");
+        let node = with_node.then(|| {
+            self.readiness
+                .check("node", "the API server has not shown this agent's Node yet")
+        });
+        self.start(
+            "watch check",
+            follow(inputs, move |inputs| {
+                if inputs.caches.known().is_some() {
+                    caches.ready();
+                }
+                if let (Some(node), Some(_)) = (&node, inputs.node.known()) {
+                    node.ready();
+                }
+            }),
+        );
+    }
+}
+
+/// Calls `see` with the value now and after each change, for as long as somebody may change it.
+async fn follow<T>(mut values: watch::Receiver<T>, see: impl Fn(&T)) {
+    loop {
+        see(&values.borrow_and_update());
+        if values.changed().await.is_err() {
+            // Whoever set it has ended: that is for the process to notice, not for this task.
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// The runtime's socket. Without a flag the well-known ones are tried until one answers: `None` at the shutdown.
+async fn endpoint(
+    flags: &RuntimeFlags,
+    runtime: &watch::Sender<Runtime>,
+    stop: &CancellationToken,
+) -> Option<Endpoint> {
+    if let Some(endpoint) = &flags.runtime_endpoint {
+        return Some(endpoint.clone());
+    }
+    let timing = flags.timing();
+    let mut failures = 0;
+    loop {
+        match discover(timing.runtime_call).await {
+            Ok(found) => {
+                let endpoint = found.runtime.endpoint();
+                info!(%endpoint, runtime = found.version.name, "found a runtime; name it with --runtime-endpoint to take no other");
+                return Some(endpoint.clone());
+            }
+            Err(nothing) => {
+                let why = Runtime::Down(nothing.to_string());
+                let is_news = runtime.send_if_modified(|runtime| {
+                    let is_news = *runtime != why;
+                    *runtime = why;
+                    is_news
+                });
+                if is_news {
+                    warn!(error = %nothing, "waiting for a runtime");
+                }
+            }
+        }
+        failures += 1;
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            () = tokio::time::sleep(timing.runtime_retry.after(failures)) => {}
+        }
+    }
+}
+
+fn count_images(metrics: &Metrics, report: Option<&NodeImageCacheStatus>) {
+    let Some(report) = report else {
+        return;
+    };
+    let waiting = report.total - report.ready - report.pulling - report.failed;
+    let counts = [
+        ("Ready", report.ready),
+        ("Pulling", report.pulling),
+        ("Failed", report.failed),
+        ("Waiting", waiting),
+    ];
+    for (state, count) in counts {
+        metrics.images(state, usize::try_from(count).unwrap_or(0));
+    }
 }
 
 #[cfg(test)]

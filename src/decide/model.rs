@@ -23,7 +23,14 @@ use crate::image::Reference;
 const SLOTS: usize = 2;
 
 /// Two spellings of one image, and a name that does not parse, among others.
-const IMAGES: [&str; 6] = ["r.io/a:1", "r.io/b:1", "nginx", "docker.io/library/nginx:latest", "r.io/c:1", "Bad//"];
+const IMAGES: [&str; 6] = [
+    "r.io/a:1",
+    "r.io/b:1",
+    "nginx",
+    "docker.io/library/nginx:latest",
+    "r.io/c:1",
+    "Bad//",
+];
 
 const CAUSES: [Reason; 6] = [
     Reason::NotFound,
@@ -52,15 +59,20 @@ fn spec() -> impl Strategy<Value = ImageCacheSpec> {
         let images: BTreeSet<_> = images.into_iter().map(|n| IMAGES[n].to_owned()).collect();
         ImageList {
             images: images.into_iter().collect(),
-            node_selector: tier.map(|yes| ("tier".to_owned(), yes.to_string())).into_iter().collect(),
+            node_selector: tier
+                .map(|yes| ("tier".to_owned(), yes.to_string()))
+                .into_iter()
+                .collect(),
             match_expressions: Vec::new(),
         }
     });
-    (vec(list, 1..3), prop::bool::weighted(0.1), -1..2).prop_map(|(cache_spec, paused, priority)| ImageCacheSpec {
-        cache_spec,
-        paused,
-        priority,
-    })
+    (vec(list, 1..3), prop::bool::weighted(0.1), -1..2).prop_map(
+        |(cache_spec, paused, priority)| ImageCacheSpec {
+            cache_spec,
+            paused,
+            priority,
+        },
+    )
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -156,7 +168,13 @@ impl Model {
             Step::LoseRuntime => {
                 self.world.lost_runtime("gone".into());
                 for key in self.world.pulls.keys().cloned().collect::<Vec<_>>() {
-                    self.world.ended(&key, Outcome::RuntimeLost, self.now(), &Timing::default(), 0.5);
+                    self.world.ended(
+                        &key,
+                        Outcome::RuntimeLost,
+                        self.now(),
+                        &Timing::default(),
+                        0.5,
+                    );
                 }
             }
             Step::Evict(image) => {
@@ -190,7 +208,15 @@ impl Model {
         let timing = Timing::default();
         let inputs = self.inputs();
         self.world.wants(desired(&inputs));
-        let keys: Vec<_> = self.world.desired.known().unwrap().images.keys().cloned().collect();
+        let keys: Vec<_> = self
+            .world
+            .desired
+            .known()
+            .unwrap()
+            .images
+            .keys()
+            .cloned()
+            .collect();
         let answer = keys
             .into_iter()
             .map(|key| (key.clone(), self.store.contains(&key).then(image)))
@@ -198,27 +224,59 @@ impl Model {
         self.world.has(answer, now, &timing, 0.5);
 
         let plan_now = plan(&self.world, SLOTS, now);
-        assert_eq!(plan(&self.world, SLOTS, now), plan_now, "planning twice gives the same plan");
+        assert_eq!(
+            plan(&self.world, SLOTS, now),
+            plan_now,
+            "planning twice gives the same plan"
+        );
         for key in plan_now.cancel {
-            assert!(!self.world.desired.known().unwrap().images.contains_key(&key));
+            assert!(
+                !self
+                    .world
+                    .desired
+                    .known()
+                    .unwrap()
+                    .images
+                    .contains_key(&key)
+            );
             self.world.cancelled(&key);
         }
         for key in plan_now.start {
-            assert!(!self.store.contains(&key), "{key} is pulled though it is there");
-            assert!(!self.world.pulls.contains_key(&key), "{key} is started twice");
+            assert!(
+                !self.store.contains(&key),
+                "{key} is pulled though it is there"
+            );
+            assert!(
+                !self.world.pulls.contains_key(&key),
+                "{key} is started twice"
+            );
             self.world.started(key, now);
         }
         assert!(self.world.pulls.len() <= SLOTS);
-        assert!(plan(&self.world, SLOTS, now).start.is_empty(), "a plan that was carried out starts nothing more");
+        assert!(
+            plan(&self.world, SLOTS, now).start.is_empty(),
+            "a plan that was carried out starts nothing more"
+        );
 
-        let report = report(&self.world, &RuntimeStatus::default(), self.report.as_ref(), now, &timing).unwrap();
+        let report = report(
+            &self.world,
+            &RuntimeStatus::default(),
+            self.report.as_ref(),
+            now,
+            &timing,
+        )
+        .unwrap();
         self.check(&report, &inputs);
         self.report = Some(report);
     }
 
     /// The report counts what is there, for the lists that the labels select now, and for nothing else.
     fn check(&self, report: &NodeImageCacheStatus, inputs: &Inputs) {
-        let reported: BTreeMap<_, _> = report.caches.iter().map(|cache| (cache.name.as_str(), cache)).collect();
+        let reported: BTreeMap<_, _> = report
+            .caches
+            .iter()
+            .map(|cache| (cache.name.as_str(), cache))
+            .collect();
         for (name, cache) in inputs.caches.known().unwrap().iter() {
             let (generation, spec) = cache.spec.as_ref().unwrap();
             let selected: Vec<_> = (0..)
@@ -231,12 +289,27 @@ impl Model {
             };
             assert_eq!(cache.observed_generation, *generation);
             let here = |image: &String| self.store.contains(&key(image));
-            let ready = |list: &ImageList| i32::try_from(list.images.iter().filter(|image| here(image)).count()).unwrap();
-            let expected: Vec<_> = selected.iter().map(|(index, list)| (*index, ready(list))).collect();
-            let lists: Vec<_> = cache.lists.iter().map(|list| (list.index, list.ready)).collect();
+            let ready = |list: &ImageList| {
+                i32::try_from(list.images.iter().filter(|image| here(image)).count()).unwrap()
+            };
+            let expected: Vec<_> = selected
+                .iter()
+                .map(|(index, list)| (*index, ready(list)))
+                .collect();
+            let lists: Vec<_> = cache
+                .lists
+                .iter()
+                .map(|list| (list.index, list.ready))
+                .collect();
             assert_eq!(lists, expected);
-            let all = selected.iter().all(|(_, list)| list.images.iter().all(here));
-            assert_eq!(cache.state == NodeState::Ready, all, "Ready means that everything is there");
+            let all = selected
+                .iter()
+                .all(|(_, list)| list.images.iter().all(here));
+            assert_eq!(
+                cache.state == NodeState::Ready,
+                all,
+                "Ready means that everything is there"
+            );
         }
         assert!(report.caches.len() <= inputs.caches.known().unwrap().len());
     }
@@ -255,10 +328,16 @@ impl Model {
             }
         }
         self.act();
-        assert!(self.world.pulls.is_empty(), "something is still being pulled");
+        assert!(
+            self.world.pulls.is_empty(),
+            "something is still being pulled"
+        );
         for (key, wanted) in &self.world.desired.known().unwrap().images {
             let here = self.store.contains(key);
-            assert!(here || wanted.paused || wanted.reference.is_err(), "{key} never arrived");
+            assert!(
+                here || wanted.paused || wanted.reference.is_err(),
+                "{key} never arrived"
+            );
         }
     }
 }

@@ -159,13 +159,14 @@ async fn stored(
     cluster: &Cluster,
     inputs: &mut watch::Receiver<Inputs>,
 ) -> BTreeMap<CacheName, (String, Written)> {
-    let caches = match inputs
+    let known = inputs
         .wait_for(|inputs| inputs.caches.known().is_some())
         .await
-    {
-        Ok(inputs) => inputs.caches.known().cloned().unwrap_or_default(),
+        .ok()
+        .and_then(|inputs| inputs.caches.known().cloned());
+    let Some(caches) = known else {
         // Whoever knows them is gone: the process ends.
-        Err(_) => return std::future::pending().await,
+        return std::future::pending().await;
     };
     let mut trouble = Trouble::default();
     loop {

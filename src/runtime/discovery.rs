@@ -39,9 +39,10 @@ pub struct NothingFound {
 
 /// Asks at the well-known sockets, one after the other, and takes the first that answers.
 pub async fn discover(call_timeout: Duration) -> Result<Found, NothingFound> {
-    let places = WELL_KNOWN
+    let places: Vec<(&'static str, Endpoint)> = WELL_KNOWN
         .iter()
-        .filter_map(|(name, path)| Some((*name, path.parse().ok()?)));
+        .filter_map(|(name, path)| Some((*name, path.parse().ok()?)))
+        .collect();
     discover_among(places, call_timeout).await
 }
 

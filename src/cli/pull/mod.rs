@@ -27,6 +27,7 @@ use crate::decide::world::Runtime;
 use crate::decide::{Caches, Inputs, Known, Node, desired};
 use crate::runtime::{Endpoint, discover};
 use crate::telemetry::logs::Level;
+use crate::telemetry::metrics::Metrics;
 use documents::Source;
 use screen::Screen;
 
@@ -210,6 +211,7 @@ async fn work(
         reports,
         runtime,
         downloads: Some(downloads),
+        metrics: Metrics::default(),
     };
     let shutdown = CancellationToken::new();
     let mut agent = tokio::spawn(agent::run(settings, channels, shutdown.clone()));
