@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod, ServiceAccount};
 use kube::api::{Api, PostParams};
@@ -87,8 +88,15 @@ impl Cluster {
         let plane = ControlPlane::start(&lab).await?;
         // The API server takes the longest; the rest comes up meanwhile.
         let rest = async {
-            let registry = start_registry(&lab).await?;
-            let nodes = start_nodes(&lab, &plane, &registry, &options.nodes).await?;
+            let on_bridge = RegistryOptions {
+                listen: Listen::Bridge,
+                ..RegistryOptions::default()
+            };
+            let registry = Registry::start(&lab, "registry", on_bridge).await?;
+            let nodes = (1_u8..)
+                .zip(&options.nodes)
+                .map(|(n, v)| start_node(&lab, &plane, &registry, n, *v));
+            let (nodes, ()) = tokio::try_join!(try_join_all(nodes), push_images(&registry))?;
             Ok((registry, nodes))
         };
         let (client, (registry, nodes)) = tokio::try_join!(plane.ready(options.kubelets), rest)?;
@@ -371,48 +379,35 @@ impl Cluster {
     }
 }
 
-/// With the image of every Pod's sandbox and one that runs, `testbed/busybox:1`.
-async fn start_registry(lab: &Arc<Lab>) -> Result<Registry> {
-    let options = RegistryOptions {
-        listen: Listen::Bridge,
-        ..RegistryOptions::default()
-    };
-    let registry = Registry::start(lab, "registry", options).await?;
+/// The image of every Pod's sandbox, and one that runs: `testbed/busybox:1`.
+async fn push_images(registry: &Registry) -> Result<()> {
     let busybox = ImageSpec::busybox()?;
     registry.push("testbed/pause:1", &busybox).await?;
     registry.push("testbed/busybox:1", &busybox).await?;
-    Ok(registry)
+    Ok(())
 }
 
-async fn start_nodes(
+async fn start_node(
     lab: &Arc<Lab>,
     plane: &ControlPlane,
     registry: &Registry,
-    versions: &[Version],
-) -> Result<Vec<Node>> {
-    let mut nodes = Vec::new();
-    for (number, version) in (1_u8..).zip(versions) {
-        let name = node_name(number);
-        let identity = lab.authority()?.client(
-            &format!("kubelet-{name}"),
-            &format!("system:node:{name}"),
-            "system:nodes",
-        )?;
-        let config = kubeconfig(
-            lab,
-            plane.address(),
-            &format!("kubelet-{name}"),
-            &by_certificate(&identity)?,
-        )?;
-        let options = ContainerdOptions {
-            sandbox_image: Some(registry.reference("testbed/pause:1")),
-            ..ContainerdOptions::default()
-        };
-        let node = Node::start(lab, number, *version, options, config).await?;
-        node.containerd().knows(registry)?;
-        node.containerd()
-            .mirror("docker.io", &registry.url(), None)?;
-        nodes.push(node);
-    }
-    Ok(nodes)
+    number: u8,
+    version: Version,
+) -> Result<Node> {
+    let name = node_name(number);
+    let file = format!("kubelet-{name}");
+    let identity =
+        lab.authority()?
+            .client(&file, &format!("system:node:{name}"), "system:nodes")?;
+    let config = kubeconfig(lab, plane.address(), &file, &by_certificate(&identity)?)?;
+    let sandbox_image = Some(registry.reference("testbed/pause:1"));
+    let options = ContainerdOptions {
+        sandbox_image,
+        ..ContainerdOptions::default()
+    };
+    let node = Node::start(lab, number, version, options, config).await?;
+    node.containerd().knows(registry)?;
+    node.containerd()
+        .mirror("docker.io", &registry.url(), None)?;
+    Ok(node)
 }
