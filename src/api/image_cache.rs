@@ -296,32 +296,38 @@ fn images_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A label's key: an optional DNS subdomain and a slash, then a name of at most 63 characters.
-const LABEL_KEY: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+/// A label's key: an optional DNS name and a slash, then a name of at most 63 characters.
+const LABEL_KEY: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-\\w.]{0,61}[A-Za-z0-9])?$";
 
-/// A label's value: empty, or as a name.
-const LABEL_VALUE: &str = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
+/// What no label's value has: another beginning or end than a letter or digit, other characters than these. Short, because
+/// the API server multiplies a pattern's length by how often a schema may apply it, and refuses what costs too much.
+const NOT_IN_LABEL_VALUE: &str = r"^[-_.]|[^-\\w.]|[-_.]$";
 
-/// What an expression compares with: a label's value, or the integer of `Gt` and `Lt`, which may have a sign.
-const LABEL_VALUE_OR_INTEGER: &str =
-    r"^([-+]?[0-9]+|[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
+/// A label's value, or an integer with its sign, as `Gt` and `Lt` take it.
+const LABEL_VALUE: &str = "^([-+][0-9]+|([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?)$";
+
+const LABEL_KEY_MESSAGE: &str = "it is [prefix/]name, where a name has at most 63 of A-Z a-z 0-9 - _ . and a prefix is a DNS name";
+
+const LABEL_VALUE_MESSAGE: &str = "not a label value: it has at most 63 of A-Z a-z 0-9 - _ . and begins and ends with a letter or digit";
 
 fn node_selector_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "maxProperties": 64,
         "x-kubernetes-map-type": "atomic",
-        "additionalProperties": { "type": "string", "maxLength": 63 },
-        "x-kubernetes-validations": [
-            {
-                "rule": format!("self.all(key, key.matches('{LABEL_KEY}'))"),
-                "message": "a key of nodeSelector is not a label key: it is [prefix/]name, where a name has at most 63 of A-Z a-z 0-9 - _ . and a prefix is a DNS name",
-            },
-            {
-                "rule": format!("self.all(key, self[key].matches('{LABEL_VALUE}'))"),
-                "message": "a value of nodeSelector is not a label value: it has at most 63 of A-Z a-z 0-9 - _ . and begins and ends with a letter or digit",
-            },
-        ],
+        "additionalProperties": {
+            "type": "string",
+            "maxLength": 63,
+            "x-kubernetes-validations": [{
+                "rule": format!("!self.matches('{NOT_IN_LABEL_VALUE}')"),
+                "message": LABEL_VALUE_MESSAGE,
+            }],
+        },
+        "x-kubernetes-validations": [{
+            "rule": format!("self.all(key, key.matches('{LABEL_KEY}') && key.indexOf('/') <= 253)"),
+            "messageExpression": format!("'\"' + self.filter(key, !(key.matches('{LABEL_KEY}') && key.indexOf('/') <= 253))[0] + '\" is not a label key'"),
+            "message": format!("not a label key: {LABEL_KEY_MESSAGE}"),
+        }],
     })
 }
 
@@ -331,8 +337,8 @@ fn label_key_schema(_: &mut SchemaGenerator) -> Schema {
         "minLength": 1,
         "maxLength": 317,
         "x-kubernetes-validations": [{
-            "rule": format!("self.matches('{LABEL_KEY}')"),
-            "message": "not a label key: it is [prefix/]name, where a name has at most 63 of A-Z a-z 0-9 - _ . and a prefix is a DNS name",
+            "rule": format!("self.matches('{LABEL_KEY}') && self.indexOf('/') <= 253"),
+            "message": format!("not a label key: {LABEL_KEY_MESSAGE}"),
         }],
     })
 }
@@ -342,8 +348,11 @@ fn label_values_schema(_: &mut SchemaGenerator) -> Schema {
         "type": "array",
         "maxItems": 64,
         "x-kubernetes-list-type": "atomic",
-        // A pattern, where CEL would say it more kindly: at 64 lists of 32 expressions of 64 values the API server holds
-        // a CEL rule for too expensive.
-        "items": { "type": "string", "maxLength": 63, "pattern": LABEL_VALUE_OR_INTEGER },
+        "items": {
+            "type": "string",
+            "maxLength": 63,
+            // A rule would say it more kindly, and costs too much at 64 lists of 32 expressions of 64 values.
+            "pattern": LABEL_VALUE,
+        },
     })
 }

@@ -62,6 +62,7 @@ impl Screen {
     pub fn of_bars(target: ProgressDrawTarget) -> Self {
         let all = MultiProgress::with_draw_target(target);
         let total = all.add(ProgressBar::no_length().with_style(style(TOTAL)));
+        total.enable_steady_tick(Duration::from_secs(1));
         let bars = Bars {
             all,
             total,
