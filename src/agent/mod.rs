@@ -146,7 +146,7 @@ impl Agent {
                     Err(_) => break,
                 },
                 Some(ended) = self.pulls.join_next() => match ended {
-                    Ok((key, pulled)) => self.take_pulled(&key, pulled),
+                    Ok((key, pulled)) => self.take_pulled(&key, &pulled),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
                 },
                 () = sleep_until(wake) => {}
@@ -212,7 +212,7 @@ impl Agent {
         });
     }
 
-    fn take_pulled(&mut self, key: &ImageKey, pulled: Pulled) {
+    fn take_pulled(&mut self, key: &ImageKey, pulled: &Pulled) {
         let now = self.now();
         let since = self
             .world
@@ -233,7 +233,7 @@ impl Agent {
         let outcome = pulled.outcome.clone();
         self.world
             .ended(key, outcome, now, &self.settings.timing, fastrand::f64());
-        self.tell(key, &pulled, took, before.as_ref());
+        self.tell(key, pulled, took, before.as_ref());
         if pulled.outcome == Outcome::RuntimeLost {
             self.look_now.notify_one();
         }

@@ -282,7 +282,7 @@ impl Daemon<'_> {
         self.start(
             "leader gauge",
             follow(elected.clone(), move |elected| {
-                metrics.leader(elected.is_some())
+                metrics.leader(elected.is_some());
             }),
         );
 
@@ -304,7 +304,7 @@ impl Daemon<'_> {
             nodes: count,
         };
         self.start("summaries", async move {
-            rollup::run(&cluster, seat, &stop).await
+            Box::pin(rollup::run(&cluster, seat, &stop)).await;
         });
     }
 

@@ -1,0 +1,22 @@
+//! Stories that a user could tell, on real servers: etcd, an API server, containerd in three versions, registries and
+//! kubelets. Each file is one story.
+//!
+//! They need root and the servers (`make servers`): `make test` plays them all.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs
+)]
+
+mod causes;
+mod edits;
+mod fleet;
+mod killed;
+mod labels;
+mod lists;
+mod nodes;
+mod presence;
+mod start;
+mod steady;
