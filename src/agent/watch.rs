@@ -86,15 +86,13 @@ impl Watch {
 
     /// One agent serves a runtime. Whoever comes second waits: the first may be about to end.
     async fn lock(&mut self) -> SocketLock {
-        let mut failures = 0;
         loop {
-            let error = match lock(&self.endpoint) {
+            match lock(&self.endpoint) {
                 Ok(lock) => return lock,
-                Err(error) => error,
-            };
-            failures += 1;
-            self.is_down(&describe(&error));
-            self.pause(failures).await;
+                Err(error) => self.is_down(&describe(&error)),
+            }
+            // To try costs next to nothing, and whoever has it may be about to end.
+            self.pause(1).await;
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use imagecache_agent::api::condition::find;
 use imagecache_agent::api::{ImageCache, ImageCacheStatus, NodeImageCache, NodeImageCacheStatus};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::{Cluster, ClusterOptions, ImageSpec, Process, wait_for};
 

@@ -136,7 +136,7 @@ async fn nothing_is_executed_and_no_state_of_a_node_keeps_images_away() -> Resul
         fleet.cluster.kubectl(&["cordon", "n1"]).await?;
         fleet
             .cluster
-            .kubectl(&["taint", "node", "n2", "closed=yes:NoExecute"])
+            .kubectl(&["taint", "node", "n2", "closed=yes:NoSchedule"])
             .await?;
         fleet.cluster.node("n3")?.stop_kubelet().await?;
         wait_for("n3 to be NotReady", Duration::from_secs(40), async || {

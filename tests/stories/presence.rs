@@ -52,7 +52,7 @@ async fn presence_is_exact_to_the_tag_and_the_digest() -> Result<()> {
             .set("exact", json!({"cacheSpec": [{"images": images}]}))
             .await?;
         let status = fleet.until_ready("exact", SOON).await?;
-        ensure!(status.images_total == 6, "{}", status.images_total);
+        ensure!(status.images_total == 4, "{}", status.images_total);
         for node in fleet.cluster.nodes() {
             let report = fleet.report(node.name()).await?.expect("it has reported");
             ensure!(

@@ -50,7 +50,7 @@ async fn an_agent_that_comes_first_waits_and_says_what_for() -> Result<()> {
 
     fleet.start_agent_with("n1", kubeconfig.as_os_str(), &[])?;
     let agent = fleet.agent("n1")?;
-    until_said(agent, "the API server").await?;
+    until_said(agent, "API server unreachable").await?;
     until_said(
         agent,
         "there is no socket at /run/containerd/containerd.sock",
