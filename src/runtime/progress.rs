@@ -32,8 +32,8 @@ const REFERS: &str = "containerd.io/gc.ref.content";
 pub struct Progress {
     /// Bytes that are on the disk, of layers in part too. Running layers move in steps of 1 MiB.
     pub done_bytes: u64,
-    /// Bytes of the whole image as the registry holds it, as in [`Image::bytes`]; less while not
-    /// all of it is known, 0 while nothing is.
+    /// Bytes of the whole image as the registry holds it, as in [`Image::bytes`]. 0 while that
+    /// is not known, which is until the image's manifest has come.
     ///
     /// [`Image::bytes`]: super::Image::bytes
     pub total_bytes: u64,
@@ -51,12 +51,13 @@ pub struct PullProgress {
     latest: Progress,
 }
 
-/// The parts of the image by their digest, with their sizes.
+/// The parts of the image.
 #[derive(Clone, Debug, Default)]
 struct Parts {
+    /// Their sizes by their digest.
     sizes: BTreeMap<String, u64>,
-    /// What has been looked into: manifests and indexes.
-    read: BTreeSet<String>,
+    /// A manifest is among them, and so all are.
+    whole: bool,
 }
 
 #[derive(Deserialize)]
@@ -151,7 +152,7 @@ impl PullProgress {
 
     /// Learns the image's parts, if this is its manifest.
     async fn read(&mut self, digest: &str) -> Result<(), RuntimeError> {
-        if self.image.sizes.contains_key(digest) || self.image.read.contains(digest) {
+        if self.image.sizes.contains_key(digest) {
             return Ok(());
         }
         let request = namespaced(InfoRequest {
@@ -196,11 +197,12 @@ impl PullProgress {
 }
 
 impl Parts {
+    /// Runtimes count index, manifest, configuration and layers as an image's size.
     fn learn(&mut self, digest: &str, bytes: &[u8]) {
-        self.read.insert(digest.to_owned());
-        // An index has no layers; which of its manifests is pulled, the pull decides.
+        self.sizes.insert(digest.to_owned(), bytes.len() as u64);
+        // Which of its manifests an index comes to, the pull decides: that one follows by itself.
         if let Ok(manifest) = serde_json::from_slice::<Manifest>(bytes) {
-            self.sizes.insert(digest.to_owned(), bytes.len() as u64);
+            self.whole = true;
             for part in std::iter::once(manifest.config).chain(manifest.layers) {
                 self.sizes.insert(part.digest, part.size);
             }
@@ -212,27 +214,27 @@ impl Parts {
         complete: &BTreeSet<String>,
         ingests: impl Iterator<Item = &'a content::Status>,
     ) -> Progress {
-        let mut sizes = self.sizes.clone();
+        if !self.whole {
+            return Progress::default();
+        }
+        // What is complete may also still be an ingest, for a moment.
         let mut done: BTreeMap<&str, u64> = BTreeMap::new();
         for ingest in ingests {
             // "layer-sha256:…"
-            if let Some((kind, digest)) = ingest.r#ref.split_once('-')
-                && kind != "index"
+            if let Some((_, digest)) = ingest.r#ref.split_once('-')
+                && let Some(size) = self.sizes.get(digest)
             {
-                let total = u64::try_from(ingest.total).unwrap_or(0);
-                let size = *sizes.entry(digest.to_owned()).or_insert(total);
-                let offset = u64::try_from(ingest.offset).unwrap_or(0);
-                done.insert(digest, offset.min(size));
+                done.insert(digest, u64::try_from(ingest.offset).unwrap_or(0).min(*size));
             }
         }
         for digest in complete {
-            if let Some(size) = sizes.get(digest) {
+            if let Some(size) = self.sizes.get(digest) {
                 done.insert(digest, *size);
             }
         }
         Progress {
             done_bytes: done.values().sum(),
-            total_bytes: sizes.values().sum(),
+            total_bytes: self.sizes.values().sum(),
         }
     }
 }
@@ -241,75 +243,54 @@ impl Parts {
 mod tests {
     use super::*;
 
+    const INDEX: &[u8] = br#"{"manifests":[{"digest":"sha256:m","size":300}]}"#;
     const MANIFEST: &[u8] = br#"{"config":{"digest":"sha256:c","size":10},
         "layers":[{"digest":"sha256:1","size":1000},{"digest":"sha256:2","size":2000},{"digest":"sha256:1","size":1000}]}"#;
 
-    fn ingest(name: &str, offset: i64, total: i64) -> content::Status {
+    fn ingest(name: &str, offset: i64) -> content::Status {
         content::Status {
             r#ref: name.to_owned(),
             offset,
-            total,
         }
     }
 
-    fn complete(digests: &[&str]) -> BTreeSet<String> {
-        digests.iter().map(|digest| (*digest).to_owned()).collect()
+    fn progress(parts: &Parts, complete: &[&str], ingests: &[content::Status]) -> (u64, u64) {
+        let complete = complete.iter().map(|digest| (*digest).to_owned()).collect();
+        let progress = parts.progress(&complete, ingests.iter());
+        (progress.done_bytes, progress.total_bytes)
     }
 
     #[test]
-    fn the_whole_is_known_as_soon_as_the_manifest_is() {
+    fn nothing_is_known_before_the_manifest_and_the_whole_with_it() {
         let mut parts = Parts::default();
-        parts.learn(
-            "sha256:i",
-            br#"{"manifests":[{"digest":"sha256:m","size":300}]}"#,
-        );
+        let running = [ingest("layer-sha256:2", 500)];
+        assert_eq!(progress(&parts, &["sha256:i"], &running), (0, 0));
+        parts.learn("sha256:i", INDEX);
+        assert_eq!(progress(&parts, &["sha256:i"], &running), (0, 0));
+
         parts.learn("sha256:m", MANIFEST);
-        let manifest = MANIFEST.len() as u64;
-
-        // A layer that is in the image twice is downloaded once. The index does not count.
-        let started = parts.progress(&complete(&["sha256:i", "sha256:m"]), [].iter());
+        let both = (INDEX.len() + MANIFEST.len()) as u64;
+        // A layer that is in the image twice is downloaded once.
+        let whole = both + 3010;
         assert_eq!(
-            started,
-            Progress {
-                done_bytes: manifest,
-                total_bytes: manifest + 3010
-            }
+            progress(&parts, &["sha256:i", "sha256:m"], &[]),
+            (both, whole)
         );
-
-        let running = parts.progress(
-            &complete(&["sha256:i", "sha256:m", "sha256:c", "sha256:1"]),
-            [ingest("layer-sha256:2", 500, 2000)].iter(),
-        );
-        assert_eq!(
-            running,
-            Progress {
-                done_bytes: manifest + 1510,
-                total_bytes: manifest + 3010
-            }
-        );
+        let most = ["sha256:i", "sha256:m", "sha256:c", "sha256:1"];
+        assert_eq!(progress(&parts, &most, &running), (both + 1510, whole));
+        let all = ["sha256:i", "sha256:m", "sha256:c", "sha256:1", "sha256:2"];
+        assert_eq!(progress(&parts, &all, &running), (whole, whole));
     }
 
     #[test]
-    fn before_the_manifest_only_what_is_seen_counts() {
-        let parts = Parts::default();
-        let progress = parts.progress(
-            &complete(&["sha256:other"]),
-            [
-                ingest("layer-sha256:2", 500, 2000),
-                ingest("index-sha256:i", 1, 300),
-            ]
-            .iter(),
-        );
+    fn what_is_not_the_images_does_not_count() {
+        let mut parts = Parts::default();
+        parts.learn("sha256:m", MANIFEST);
+        let own = MANIFEST.len() as u64;
+        let foreign = [ingest("layer-sha256:9", 70), ingest("layer-sha256:2", 9999)];
         assert_eq!(
-            progress,
-            Progress {
-                done_bytes: 500,
-                total_bytes: 2000
-            }
-        );
-        assert_eq!(
-            parts.progress(&complete(&[]), [].iter()),
-            Progress::default()
+            progress(&parts, &["sha256:m", "sha256:8"], &foreign),
+            (own + 2000, own + 3010)
         );
     }
 }
