@@ -229,3 +229,34 @@ fn last(error: &(dyn StdError + 'static)) -> String {
         .last()
         .map_or_else(String::new, |error| text::one_line(&error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_operating_system_says_names_the_path_and_what_to_do() {
+        let said = |kind: io::ErrorKind| {
+            Unavailable::from_connect(PathBuf::from("/nowhere/c.sock"), &kind.into()).to_string()
+        };
+        for (kind, words) in [
+            (io::ErrorKind::NotFound, ["no socket", "--runtime-endpoint"]),
+            (
+                io::ErrorKind::PermissionDenied,
+                ["not permitted", "SELinux"],
+            ),
+            (
+                io::ErrorKind::ConnectionRefused,
+                ["nobody listens", "stopped or is starting"],
+            ),
+            (
+                io::ErrorKind::TimedOut,
+                ["lost the connection", "timed out"],
+            ),
+        ] {
+            let said = said(kind);
+            assert!(words.iter().all(|words| said.contains(words)), "{said}");
+            assert!(said.contains("/nowhere/c.sock"), "{said}");
+        }
+    }
+}
