@@ -140,8 +140,8 @@ impl CacheFold {
         !same
     }
 
-    /// Reads an object; one whose spec has been read already is the same as before. `None` while it is being deleted: it asks
-    /// for nothing any more.
+    /// Reads an object; what says the same as before is the same allocation. `None` while it is being deleted: it asks for
+    /// nothing any more.
     fn read(&self, name: &CacheName, object: RawCache) -> Option<Arc<Cache>> {
         let metadata = object.metadata;
         if metadata.deletion_timestamp.is_some() {
@@ -154,24 +154,26 @@ impl CacheFold {
             .known()
             .and_then(|known| known.get(name))
             .filter(|before| before.uid == uid);
-        if let Some(before) = before.filter(|before| before.generation == generation) {
-            return Some(Arc::clone(before));
-        }
         let (spec, unreadable) = match ImageCacheSpec::read(&object.spec) {
             Ok(spec) => (Some((generation, Arc::new(spec))), None),
-            Err(error) => {
-                let kept = before.and_then(|before| before.spec.clone());
-                let in_force = kept.as_ref().map(|(generation, _)| generation);
-                warn!(cache = %name, generation, in_force, %error, "spec cannot be read");
-                (kept, Some(error))
-            }
+            Err(error) => (before.and_then(|before| before.spec.clone()), Some(error)),
         };
-        Some(Arc::new(Cache {
+        let cache = Cache {
             uid,
             generation,
             spec,
             unreadable,
-        }))
+        };
+        // The generation alone does not tell: while a CustomResourceDefinition changes, the API server can send an object
+        // without the fields that only the new one knows.
+        if let Some(same) = before.filter(|before| ***before == cache) {
+            return Some(Arc::clone(same));
+        }
+        if let Some(error) = &cache.unreadable {
+            let in_force = cache.spec.as_ref().map(|(generation, _)| generation);
+            warn!(cache = %name, generation, in_force, %error, "spec cannot be read");
+        }
+        Some(Arc::new(cache))
     }
 }
 
@@ -293,6 +295,14 @@ mod tests {
         assert!(fold.take(Event::Deleted(object("b", "2", 1, wants("z")))));
         assert!(!fold.take(Event::Deleted(object("b", "2", 1, wants("z")))));
         assert!(cache(&fold, "b").is_none());
+    }
+
+    #[test]
+    fn a_field_that_was_cut_off_on_its_way_is_news_when_it_comes() {
+        let mut fold = listed(vec![object("a", "1", 1, wants("x"))]);
+        let whole = json!({"cacheSpec": [{"images": ["x"]}], "ensure": "Absent"});
+        assert!(list(&mut fold, vec![object("a", "1", 1, whole)]));
+        assert!(cache(&fold, "a").unwrap().unreadable.is_some());
     }
 
     #[test]

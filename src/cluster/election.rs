@@ -165,13 +165,8 @@ impl Election {
                     Some(sent + self.timing.lease.saturating_sub(self.timing.lease_renew));
                 ((sent + self.timing.lease_renew).max(now), Ask::Renew)
             }
-            // The Lease was deleted by hand: whoever held it makes it again, before anybody else may.
-            (Ask::Renew, Answer::Absent) => {
-                self.lease = None;
-                (now, Ask::Take)
-            }
-            // Somebody has it, or has only edited it.
-            (Ask::Renew, Answer::Conflict) => (now, Ask::Look),
+            // Somebody has it, or has edited it, or has deleted it.
+            (Ask::Renew, Answer::Conflict | Answer::Absent) => (now, Ask::Look),
             (_, Answer::Failed) => {
                 self.failures = self.failures.saturating_add(1);
                 self.failed(now, chance)
@@ -216,13 +211,14 @@ impl Election {
         )
     }
 
-    /// There is no Lease: the first to look makes it. Unless there was one: then whoever holds it may not have noticed yet.
+    /// There is no Lease: the first to look makes it. If there was one, it was deleted by hand: whoever is elected makes it
+    /// again, before anybody else may.
     fn saw_none(&mut self, now: Duration) -> (Duration, Ask) {
-        if self.lease.is_none() {
-            return (now, Ask::Take);
+        if self.lease.take().is_none() || self.elected_until(now).is_some() {
+            (now, Ask::Take)
+        } else {
+            (now + self.timing.lease, Ask::Look)
         }
-        self.lease = None;
-        (now + self.timing.lease, Ask::Look)
     }
 
     /// Nobody knows what came of it. An elected agent tries to renew for as long as it is elected; then it looks.

@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 use super::client::Cluster;
 use super::error::CallError;
 use super::trouble::Trouble;
+use crate::api::GROUP;
 use crate::decide::Timing;
 
 /// Objects that arrive together are given on together, at most so many: what a burst changes is acted on once.
@@ -53,6 +54,8 @@ pub struct Watch<K> {
     fields: Option<String>,
     /// Where to go on; without it, a list is due.
     version: Option<String>,
+    /// Where to go on, if the API server turns out to have been away rather than to have had a reason to end the watch.
+    doubted: Option<String>,
     /// The API server streams lists: less memory on both sides than pages.
     streams: bool,
     trouble: Trouble,
@@ -70,6 +73,7 @@ where
             api,
             fields: None,
             version: None,
+            doubted: None,
             streams: true,
             trouble: Trouble::default(),
         }
@@ -131,9 +135,13 @@ where
         if lists {
             events(vec![Event::Begin]);
         }
+        self.doubted = None;
+        let opened = Instant::now();
         // A little longer than the API server takes to end it.
-        let limit = Duration::from_secs(seconds.into()) + timing.api_call;
-        while let Ok(Some(chunk)) = tokio::time::timeout(limit, stream.next()).await {
+        let limit = Duration::from_secs(seconds.into());
+        while let Ok(Some(chunk)) =
+            tokio::time::timeout(limit + timing.api_call, stream.next()).await
+        {
             let mut together = Vec::with_capacity(chunk.len());
             let read = chunk
                 .into_iter()
@@ -143,6 +151,11 @@ where
                 events(together);
             }
             read?;
+        }
+        // Ended before its time. The API server does that when a CustomResourceDefinition changes, and what it sent just before
+        // may lack the fields that only the new one knows: a list has them.
+        if K::group(&()) == GROUP && opened.elapsed() + timing.api_call < limit {
+            self.doubted = self.version.take();
         }
         Ok(())
     }
@@ -233,6 +246,8 @@ where
                 self.streams = false;
                 return;
             }
+            // It was away. Nothing is wrong with what it sent.
+            0 if self.doubted.is_some() => self.version = self.doubted.take(),
             // The version is too old, or the resource type was deleted: a list is due.
             404 | 410 => self.version = None,
             _ => {}

@@ -180,6 +180,7 @@ fn a_lease_deleted_by_hand_is_made_again_by_its_holder_first() {
     let mut me = candidate("me");
     hear(&mut me, Answer::Absent, 0.0);
     hear(&mut me, held("me", 1), 0.0);
+    assert_eq!(hear(&mut me, Answer::Conflict, 5.0), (5.0, Ask::Look));
     assert_eq!(hear(&mut me, Answer::Absent, 5.0), (5.0, Ask::Take));
     let mut other = candidate("other");
     hear(&mut other, held("me", 1), 5.0);
