@@ -68,22 +68,7 @@ pub async fn run(
             answer
         }
     };
-    let elected = seat.elected.subscribe();
-    tokio::join!(
-        hold(election, seat, stop, ask, understand),
-        gauge(cluster, elected),
-    );
-}
-
-/// Shows in the metrics whether this process is elected, until the seat is given up.
-async fn gauge(cluster: &Cluster, mut elected: watch::Receiver<Option<CancellationToken>>) {
-    loop {
-        let is_elected = elected.borrow_and_update().is_some();
-        cluster.metrics().leader(is_elected);
-        if elected.changed().await.is_err() {
-            return;
-        }
-    }
+    hold(election, seat, stop, ask, understand).await;
 }
 
 /// The loop, whatever the questions go to.
