@@ -1,0 +1,224 @@
+//! What `kubectl apply -k manifests/` gives: on a real API server, with the rights of the agent's service account.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::ensure;
+use imagecache_agent::api::NodeImageCache;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::json;
+use testbed::{Bound, Cluster, ClusterOptions, wait_for};
+
+const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests");
+const AGENT: &str = "system:serviceaccount:imagecache-system:imagecache-agent";
+
+async fn cluster() -> Cluster {
+    let cluster = Cluster::start(ClusterOptions::control_plane())
+        .await
+        .unwrap();
+    let apply = ["apply", "--warnings-as-errors", "-k", MANIFESTS];
+    cluster.kubectl(&apply).await.unwrap();
+    cluster
+}
+
+#[test]
+fn the_image_has_the_version_of_the_package() {
+    let base = fs::read_to_string(Path::new(MANIFESTS).join("base/kustomization.yaml")).unwrap();
+    let tag = concat!("newTag: ", env!("CARGO_PKG_VERSION"), "\n");
+    assert!(base.contains(tag), "{base}");
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn one_apply_gives_everything_and_a_second_changes_nothing() {
+    let cluster = cluster().await;
+    let said = cluster
+        .kubectl(&["apply", "--warnings-as-errors", "-k", MANIFESTS])
+        .await
+        .unwrap();
+    assert_eq!(said.lines().count(), 14, "{said}");
+    assert!(
+        said.lines().all(|line| line.ends_with(" unchanged")),
+        "{said}"
+    );
+    for overlay in ["k3s", "k0s", "microk8s", "cri-o", "metrics"] {
+        let path = format!("{MANIFESTS}/overlays/{overlay}");
+        let apply = [
+            "apply",
+            "--warnings-as-errors",
+            "--dry-run=server",
+            "-k",
+            &path,
+        ];
+        let said = cluster.kubectl(&apply).await.unwrap();
+        let changed: Vec<_> = said
+            .lines()
+            .filter(|line| !line.contains(" unchanged"))
+            .collect();
+        assert_eq!(
+            changed,
+            ["daemonset.apps/imagecache-agent configured (server dry run)"],
+            "{overlay}"
+        );
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn the_agent_may_do_what_it_needs_and_nothing_more() {
+    let cluster = cluster().await;
+    let may = async |verb: &str, what: &str, namespace: &str| {
+        // As in `group/resource/subresource=name`.
+        let (path, name) = what.split_once('=').unwrap_or((what, ""));
+        let mut parts = path.split('/');
+        let mut part = || Some(parts.next().unwrap_or_default().to_owned());
+        let attributes = ResourceAttributes {
+            verb: Some(verb.to_owned()),
+            group: part(),
+            resource: part(),
+            subresource: part(),
+            name: Some(name.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            ..ResourceAttributes::default()
+        };
+        let spec = SubjectAccessReviewSpec {
+            user: Some(AGENT.to_owned()),
+            resource_attributes: Some(attributes),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let review = SubjectAccessReview {
+            spec,
+            ..SubjectAccessReview::default()
+        };
+        let reviews = Api::<SubjectAccessReview>::all(cluster.client());
+        let answer = reviews
+            .create(&PostParams::default(), &review)
+            .await
+            .unwrap();
+        answer.status.unwrap().allowed
+    };
+    let allowed = [
+        ("watch", "imagecache.dev/imagecaches", "team"),
+        ("patch", "imagecache.dev/imagecaches/status", "team"),
+        ("watch", "imagecache.dev/nodeimagecaches", ""),
+        ("create", "imagecache.dev/nodeimagecaches", ""),
+        ("patch", "imagecache.dev/nodeimagecaches", ""),
+        ("patch", "imagecache.dev/nodeimagecaches/status", ""),
+        ("watch", "/nodes", ""),
+        ("create", "coordination.k8s.io/leases", "imagecache-system"),
+        (
+            "update",
+            "coordination.k8s.io/leases=imagecache-agent",
+            "imagecache-system",
+        ),
+    ];
+    for (verb, what, namespace) in allowed {
+        assert!(may(verb, what, namespace).await, "may not {verb} {what}");
+    }
+    let refused = [
+        ("get", "/secrets", "imagecache-system"),
+        ("list", "/secrets", "team"),
+        ("list", "/pods", "team"),
+        ("create", "/pods", "imagecache-system"),
+        ("list", "/configmaps", "imagecache-system"),
+        ("patch", "/nodes", ""),
+        ("create", "imagecache.dev/imagecaches", "team"),
+        ("patch", "imagecache.dev/imagecaches", "team"),
+        ("delete", "imagecache.dev/nodeimagecaches", ""),
+        (
+            "update",
+            "coordination.k8s.io/leases=other",
+            "imagecache-system",
+        ),
+        (
+            "update",
+            "coordination.k8s.io/leases=imagecache-agent",
+            "kube-system",
+        ),
+        ("create", "coordination.k8s.io/leases", "team"),
+    ];
+    for (verb, what, namespace) in refused {
+        assert!(!may(verb, what, namespace).await, "may {verb} {what}");
+    }
+}
+
+/// Applies the report of a node with these rights, as its agent does.
+async fn report(client: &kube::Client, node: &str) -> kube::Result<()> {
+    let reports = Api::<NodeImageCache>::all(client.clone());
+    let as_agent = PatchParams::apply("imagecache-agent").force();
+    let mut object = json!({
+        "apiVersion": "imagecache.dev/v1alpha1",
+        "kind": "NodeImageCache",
+        "metadata": { "name": node },
+    });
+    reports
+        .patch(node, &as_agent, &Patch::Apply(&object))
+        .await?;
+    object
+        .as_object_mut()
+        .unwrap()
+        .insert("status".to_owned(), json!({ "ready": 1 }));
+    reports
+        .patch_status(node, &as_agent, &Patch::Apply(&object))
+        .await?;
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn an_agent_reports_for_its_own_node_only() {
+    const NAMESPACE: &str = "imagecache-system";
+    const NAME: &str = "imagecache-agent";
+    let cluster = cluster().await;
+    let admin = cluster.client();
+    let n1 = cluster
+        .agent_kubeconfig(NAMESPACE, NAME, "n1")
+        .await
+        .unwrap();
+    let n1 = testbed::client(&n1).await.unwrap();
+
+    // A policy takes a moment until it is in force.
+    wait_for(
+        "the policy to be in force",
+        Duration::from_secs(20),
+        async || {
+            let other = report(&n1, "n2").await;
+            ensure!(other.is_err(), "n1's agent wrote the report of n2");
+            Ok(())
+        },
+    )
+    .await
+    .unwrap();
+    let words = "the agent on node n1 may write the report of its own node only, not of ";
+    let refused = report(&n1, "n2").await.unwrap_err().to_string();
+    assert!(refused.contains(&format!("{words}n2")), "{refused}");
+    report(&n1, "n1").await.unwrap();
+    report(&n1, "n1").await.unwrap();
+
+    // Others are not concerned, and what they wrote is none of the agent's.
+    report(&admin, "n3").await.unwrap();
+    let reports = Api::<NodeImageCache>::all(n1.clone());
+    let patch = Patch::Merge(json!({ "status": { "ready": 2 } }));
+    let refused = reports
+        .patch_status("n3", &PatchParams::default(), &patch)
+        .await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains(&format!("{words}n3")), "{refused}");
+
+    let unbound = cluster
+        .kubeconfig_for_service_account(NAMESPACE, NAME, Bound::Not)
+        .await
+        .unwrap();
+    let unbound = testbed::client(&unbound).await.unwrap();
+    let refused = report(&unbound, "n1").await.unwrap_err().to_string();
+    assert!(
+        refused.contains("the agent's token names no node"),
+        "{refused}"
+    );
+}
