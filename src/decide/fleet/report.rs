@@ -25,7 +25,7 @@ pub struct Report {
     pub owner: Option<Box<str>>,
     /// What the node has of each `ImageCache`, sorted by its uid.
     entries: Arc<[Arc<Entry>]>,
-    /// What the node has of each image.
+    /// What the node has of each image, sorted by its name.
     images: Arc<[Arc<Image>]>,
     /// Images that the report leaves out are ready: it lists the others first.
     unlisted_are_ready: bool,
@@ -114,6 +114,7 @@ impl Report {
             && images
                 .last()
                 .is_some_and(|image| image.state == ImageState::Ready);
+        images.sort_by(|a, b| a.key.cmp(&b.key));
         for image in &mut images {
             image.message.as_mut().map(shorten);
         }
@@ -149,7 +150,16 @@ impl Report {
         self.entries.get(at.ok()?).map(AsRef::as_ref)
     }
 
-    /// What the node knows of each image.
+    /// What the node knows of the image with this full name.
+    #[must_use]
+    pub fn image(&self, key: &str) -> Option<&Image> {
+        let at = self
+            .images
+            .binary_search_by(|image| image.key.as_str().cmp(key));
+        self.images.get(at.ok()?).map(AsRef::as_ref)
+    }
+
+    /// What the node knows of each image, sorted by its name.
     #[must_use]
     pub fn images(&self) -> &[Arc<Image>] {
         &self.images

@@ -1,7 +1,7 @@
 //! What the selected nodes have of each image of a spec.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use super::count;
 use super::sentences::Names;
@@ -17,15 +17,13 @@ const MOST_IMAGES: usize = 50;
 const MOST_DIGESTS: usize = 5;
 
 /// The distinct images of a spec, in its order.
-pub struct Images<'a> {
-    images: Vec<Image<'a>>,
-    by_key: HashMap<String, usize>,
-}
+pub struct Images<'a>(Vec<Image<'a>>);
 
 /// One image of a spec, and what the selected nodes have of it.
 pub struct Image<'a> {
     /// Its name where the spec names it first.
     pub written: &'a str,
+    key: String,
     /// The lists that name it: twice, if a list spells it in two ways.
     lists: Vec<usize>,
     ready: usize,
@@ -47,32 +45,28 @@ pub struct Found<'a> {
 
 impl<'a> Images<'a> {
     pub fn new(spec: &'a ImageCacheSpec) -> Self {
-        let mut images = Self {
-            images: Vec::new(),
-            by_key: HashMap::new(),
-        };
+        let mut images: Vec<Image> = Vec::new();
+        let mut places = HashMap::new();
         for (index, list) in spec.cache_spec.iter().enumerate() {
             for written in &list.images {
                 let key = Reference::parse(written)
                     .map_or_else(|_| written.clone(), |reference| reference.key().to_owned());
-                let at = *images.by_key.entry(key).or_insert(images.images.len());
-                if at == images.images.len() {
-                    images.images.push(Image::new(written));
-                }
-                if let Some(image) = images.images.get_mut(at) {
-                    image.lists.push(index);
+                let place = *places.entry(key.clone()).or_insert(images.len());
+                match images.get_mut(place) {
+                    Some(image) => image.lists.push(index),
+                    None => images.push(Image::new(written, key, index)),
                 }
             }
         }
-        images
+        Self(images)
     }
 
     pub fn len(&self) -> usize {
-        self.images.len()
+        self.0.len()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Image<'a>> {
-        self.images.iter()
+        self.0.iter()
     }
 
     /// Counts what this node has. Failures on a node that nobody hears from are none of now.
@@ -83,29 +77,29 @@ impl<'a> Images<'a> {
         report: Option<&'a Report>,
         is_reachable: bool,
     ) -> Found<'a> {
-        let wanted = |image: &Image| {
-            let lists = image.lists.iter();
-            lists
-                .filter(|list| selected.binary_search(list).is_ok())
-                .count()
-        };
         let mut found = Found::default();
-        let mut first_waiting = usize::MAX;
-        for reported in report.iter().flat_map(|report| report.images()) {
-            let Some(&at) = self.by_key.get(&reported.key) else {
-                continue;
-            };
-            let Some(image) = self.images.get_mut(at) else {
-                continue;
-            };
-            let times = wanted(image);
+        let Some(report) = report else {
+            return found;
+        };
+        for image in &mut self.0 {
+            let lists = image.lists.iter();
+            let times = lists
+                .filter(|list| selected.binary_search(list).is_ok())
+                .count();
             if times == 0 {
                 continue;
             }
+            let Some(reported) = report.image(&image.key) else {
+                if report.unlisted_are_ready() {
+                    image.ready += 1;
+                    found.ready += times;
+                }
+                continue;
+            };
             match reported.state {
                 ImageState::Ready => {
-                    found.ready += times;
                     image.ready += 1;
+                    found.ready += times;
                     if let Some(digest) = &reported.digest {
                         image.digests.entry(digest).or_default().add(node);
                     }
@@ -117,23 +111,10 @@ impl<'a> Images<'a> {
                     let failures = image.failures.entry(reason);
                     failures.or_insert((Names::default(), message)).0.add(node);
                 }
-                ImageState::Waiting if at < first_waiting => {
-                    first_waiting = at;
-                    found.waiting = Some((image.written, reported));
+                ImageState::Waiting => {
+                    found.waiting.get_or_insert((image.written, reported));
                 }
                 _ => {}
-            }
-        }
-        if let Some(report) = report.filter(|report| report.unlisted_are_ready()) {
-            let listed: HashSet<_> = report.images().iter().map(|image| &image.key).collect();
-            for (key, &at) in &self.by_key {
-                if let Some(image) = self.images.get_mut(at)
-                    && !listed.contains(key)
-                {
-                    let times = wanted(image);
-                    found.ready += times;
-                    image.ready += times.min(1);
-                }
             }
         }
         found
@@ -141,21 +122,22 @@ impl<'a> Images<'a> {
 
     /// The results that go into the status, in the order of the spec if all do, and how many do not.
     pub fn results(&self) -> (Vec<ImageResult>, usize) {
-        let mut images: Vec<_> = self.images.iter().collect();
+        let mut images: Vec<_> = self.iter().collect();
         if images.len() > MOST_IMAGES {
             images.sort_by_key(|image| Reverse((image.failed > 0, image.has_drifted())));
             images.truncate(MOST_IMAGES);
         }
-        let omitted = self.images.len() - images.len();
+        let omitted = self.len() - images.len();
         (images.into_iter().map(Image::result).collect(), omitted)
     }
 }
 
 impl<'a> Image<'a> {
-    const fn new(written: &'a str) -> Self {
+    fn new(written: &'a str, key: String, list: usize) -> Self {
         Self {
             written,
-            lists: Vec::new(),
+            key,
+            lists: vec![list],
             ready: 0,
             failed: 0,
             failures: BTreeMap::new(),
