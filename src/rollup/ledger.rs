@@ -32,7 +32,8 @@ struct Page {
     uid: String,
     /// What the API server has.
     written: Written,
-    written_at: Option<Duration>,
+    /// When its `Ready` turned.
+    turned_at: Option<Duration>,
     /// Something is new that it depends on.
     is_stale: bool,
     /// When it changes by itself.
@@ -59,7 +60,7 @@ pub struct Written {
 pub struct Outgoing {
     /// The object.
     pub name: CacheName,
-    /// Its uid: another object of the same name is none of its business.
+    /// The uid of the object that it is about.
     pub uid: String,
     /// What to write.
     pub status: ImageCacheStatus,
@@ -68,11 +69,11 @@ pub struct Outgoing {
 }
 
 /// What came of a write.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// It was written.
-    Written,
-    /// The object is gone, or is another one now.
+    /// It was written to the object with this uid.
+    Written(String),
+    /// The object is gone.
     Gone,
     /// Nobody knows; it is tried again after this time.
     Failed(Duration),
@@ -172,7 +173,8 @@ impl Ledger {
             let Some(page) = self.pages.get_mut(&name).filter(|page| page.is_stale) else {
                 continue;
             };
-            let Some(cache) = self.caches.get(&name) else {
+            page.is_stale = false;
+            let Some(cache) = page.of(self.caches.get(&name)) else {
                 continue;
             };
             page.look(cache, fleet, now, wall, &self.timing);
@@ -226,7 +228,7 @@ impl Ledger {
             });
             let name = pages.min()?.2.clone();
             let page = self.pages.get_mut(&name)?;
-            let cache = self.caches.get(&name)?;
+            let cache = page.of(self.caches.get(&name))?;
             // Reports may have come since it was looked at. It may even have become less urgent: then a round is early enough.
             let status = page.look(cache, fleet, now, wall, &self.timing);
             let Some(change) = page.change.filter(|_| page.is_granted || !page.in_round()) else {
@@ -245,29 +247,41 @@ impl Ledger {
     }
 
     /// Notes what came of a write.
-    pub fn end(&mut self, sent: Outgoing, outcome: Outcome, now: Duration) {
-        let Outgoing {
-            name, uid, status, ..
-        } = sent;
-        let Some(page) = self.pages.get_mut(&name).filter(|page| page.uid == uid) else {
+    pub fn end(&mut self, sent: Outgoing, outcome: &Outcome, now: Duration) {
+        let Some(page) = self.pages.get_mut(&sent.name) else {
             return;
         };
-        page.is_going_out = false;
+        let to = match outcome {
+            Outcome::Written(to) => to.as_str(),
+            Outcome::Gone | Outcome::Failed(_) => sent.uid.as_str(),
+        };
+        if page.uid == sent.uid && to != page.uid {
+            *page = Page {
+                uid: to.to_owned(),
+                ..Page::default()
+            };
+        }
+        if page.uid != to {
+            return;
+        }
+        page.is_going_out &= sent.uid != to;
         match outcome {
-            Outcome::Written => {
-                let whole = self
-                    .caches
-                    .get(&name)
-                    .is_none_or(|cache| cache.spec.is_none());
-                page.written = Written::new(status, whole);
-                page.written_at = Some(now);
+            Outcome::Written(_) => {
+                let cache = page.of(self.caches.get(&sent.name));
+                let whole = cache.is_none_or(|cache| cache.spec.is_none());
+                page.written = Written::new(sent.status, whole);
+                // The object was created anew under the same name, and now says what was meant for the old one: that is set right
+                // as soon as possible, and at once if it says Ready.
+                if sent.urgency == Urgency::AtOnce && sent.uid == page.uid {
+                    page.turned_at = Some(now);
+                }
                 page.not_before = Duration::ZERO;
             }
             // The watch tells what is there instead. If it does not, it is tried again, not all the time.
             Outcome::Gone => page.not_before = now + self.timing.api_retry.most,
-            Outcome::Failed(wait) => page.not_before = now + wait,
+            Outcome::Failed(wait) => page.not_before = now + *wait,
         }
-        page.stale(&name, &mut self.stale);
+        page.stale(&sent.name, &mut self.stale);
     }
 }
 
@@ -277,6 +291,11 @@ impl Page {
             self.is_stale = true;
             stale.push_back(name.clone());
         }
+    }
+
+    /// The object that it is about, if this is it.
+    fn of<'a>(&self, cache: Option<&'a Arc<Cache>>) -> Option<&'a Arc<Cache>> {
+        cache.filter(|cache| cache.uid == self.uid)
     }
 
     fn look(
@@ -310,7 +329,7 @@ impl Page {
         let due = if self.is_granted {
             Duration::ZERO
         } else {
-            change.due(self.written_at, round, intervals)
+            change.due(self.turned_at, round, intervals)
         };
         Some(due.max(self.not_before))
     }

@@ -145,7 +145,7 @@ async fn write(cluster: &Cluster, seat: &Seat, sight: &Mutex<Sight>, news: &Noti
         tokio::select! {
             Some((summary, answer)) = writes.next() => {
                 let outcome = outcome(&summary, answer, &mut troubles, cluster);
-                ledger.end(summary, outcome, start.elapsed());
+                ledger.end(summary, &outcome, start.elapsed());
             }
             () = until(rest), if is_resting => {}
             () = until(next), if !is_resting && may_write => {}
@@ -186,20 +186,20 @@ async fn stored(
     }
 }
 
-async fn send(cluster: &Cluster, outgoing: Outgoing) -> (Outgoing, Result<(), CallError>) {
+async fn send(cluster: &Cluster, outgoing: Outgoing) -> (Outgoing, Result<String, CallError>) {
     let answer = status::apply(cluster, &outgoing).await;
     (outgoing, answer)
 }
 
 fn outcome(
     sent: &Outgoing,
-    answer: Result<(), CallError>,
+    answer: Result<String, CallError>,
     troubles: &mut BTreeMap<CacheName, Trouble>,
     cluster: &Cluster,
 ) -> Outcome {
     let cache = &sent.name;
     match answer {
-        Ok(()) => {
+        Ok(uid) => {
             if troubles
                 .remove(cache)
                 .is_some_and(|mut trouble| trouble.ends())
@@ -207,11 +207,10 @@ fn outcome(
                 info!(%cache, "summary written again");
             }
             tell(sent);
-            Outcome::Written
+            Outcome::Written(uid)
         }
-        // Absent, or another object of the same name that refuses the uid.
-        Err(error) if error.is_absent_object() || error.code() == 409 => {
-            debug!(%cache, %error, "no summary for an object that is gone");
+        Err(error) if error.is_absent_object() => {
+            debug!(%cache, "no summary for an object that is gone");
             troubles.remove(cache);
             Outcome::Gone
         }

@@ -29,7 +29,7 @@ pub enum Urgency {
 /// The intervals between writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Intervals {
-    /// How long a burst is gathered; also the shortest time between two writes of one object.
+    /// How long a burst is gathered; also the shortest time between two turns of one object's `Ready`.
     pub gather: Duration,
     /// The shortest time between two rounds.
     pub round: Duration,
@@ -50,11 +50,11 @@ impl Urgency {
 }
 
 impl Change {
-    /// When it goes out. `written` is when this object was written last, `round` when the last round was; `None`: never yet.
+    /// When it goes out. `turned` is when this object's `Ready` turned last, `round` when the last round was; `None`: never yet.
     #[must_use]
     pub fn due(
         &self,
-        written: Option<Duration>,
+        turned: Option<Duration>,
         round: Option<Duration>,
         intervals: &Intervals,
     ) -> Duration {
@@ -62,8 +62,8 @@ impl Change {
         match self.urgency {
             Urgency::AtOnce => {
                 // Whatever flaps is written a few times a second and not more.
-                written.map_or(self.since, |written| {
-                    self.since.max(written + intervals.gather)
+                turned.map_or(self.since, |turned| {
+                    self.since.max(turned + intervals.gather)
                 })
             }
             Urgency::Round => round.map_or(gathered, |round| gathered.max(round + intervals.round)),
@@ -145,12 +145,12 @@ mod tests {
     #[test]
     fn what_flaps_is_not_written_all_the_time() {
         let ms = Duration::from_millis;
-        let at_once = |since, written| {
+        let at_once = |since, turned| {
             let change = Change {
                 since: ms(since),
                 urgency: Urgency::AtOnce,
             };
-            change.due(written, Some(ms(4990)), &INTERVALS)
+            change.due(turned, Some(ms(4990)), &INTERVALS)
         };
         assert_eq!(at_once(5000, None), ms(5000));
         assert_eq!(at_once(5000, Some(ms(1000))), ms(5000));

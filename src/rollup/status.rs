@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hyper::header::{ACCEPT, HeaderValue};
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::Request;
+use kube::core::{PartialObjectMeta, Request};
 use kube::{Api, Resource};
 use serde_json::json;
 
@@ -54,13 +54,14 @@ pub async fn stored(
     }
 }
 
-/// Applies a summary. The uid goes with it: an object that was created anew under the same name refuses it.
-pub async fn apply(cluster: &Cluster, summary: &Outgoing) -> Result<(), CallError> {
+/// Applies a summary, and returns the uid of the object that has it now. An API server takes no notice of the uid in a status
+/// that is applied: an object that was created anew under the same name takes what was meant for the old one.
+pub async fn apply(cluster: &Cluster, summary: &Outgoing) -> Result<String, CallError> {
     let CacheName { namespace, name } = &summary.name;
     let object = json!({
         "apiVersion": ImageCache::api_version(&()),
         "kind": ImageCache::kind(&()),
-        "metadata": {"name": name, "namespace": namespace, "uid": summary.uid},
+        "metadata": {"name": name, "namespace": namespace},
         "status": summary.status,
     });
     let params = PatchParams::apply(FIELD_MANAGER).force();
@@ -70,8 +71,7 @@ pub async fn apply(cluster: &Cluster, summary: &Outgoing) -> Result<(), CallErro
         .map_err(|error| CallError::Unreadable(error.to_string()))?;
     request.headers_mut().insert(ACCEPT, METADATA);
     let client = cluster.client();
-    cluster
-        .write("imagecaches/status", client.request_text(request))
-        .await?;
-    Ok(())
+    let object = client.request::<PartialObjectMeta<ImageCache>>(request);
+    let object = cluster.write("imagecaches/status", object).await?;
+    Ok(object.metadata.uid.unwrap_or_default())
 }
