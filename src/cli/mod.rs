@@ -56,11 +56,27 @@ impl Cli {
             Command::Crd(flags) => crd::run(flags),
         };
         result.unwrap_or_else(|error| {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", sentence(&error));
             let code = if error.is::<UsageError>() { 2 } else { 1 };
             ExitCode::from(code)
         })
     }
+}
+
+/// An error with its causes, each said once: some say theirs themselves.
+fn sentence(error: &anyhow::Error) -> String {
+    error
+        .chain()
+        .map(ToString::to_string)
+        .fold(String::new(), |said, cause| {
+            if said.is_empty() {
+                cause
+            } else if said.contains(&cause) {
+                said
+            } else {
+                said + ": " + &cause
+            }
+        })
 }
 
 /// Runs a subcommand to its end.
@@ -85,4 +101,27 @@ async fn terminated() -> io::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let cause = io::Error::other("no such file");
+        let error = anyhow::Error::new(cause)
+            .context("cannot read a: no such file")
+            .context("cannot start");
+        assert_eq!(
+            sentence(&error),
+            "cannot start: cannot read a: no such file"
+        );
+    }
+
+    #[test]
+    fn every_flag_can_be_parsed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
 }

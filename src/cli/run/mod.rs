@@ -59,7 +59,7 @@ pub struct Flags {
 /// What a process does.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum Role {
-    /// Both.
+    /// Pull onto this node and report, and take part in the election.
     All,
     /// Pull onto this node and report, but never be elected to write the summaries.
     Agent,
