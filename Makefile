@@ -50,8 +50,10 @@ crds: ## Write the resource definitions anew from the types
 	cargo run --quiet -- crd nodeimagecaches >$(TARGET)/nodeimagecaches.yaml
 	mv $(TARGET)/imagecaches.yaml $(TARGET)/nodeimagecaches.yaml manifests/crds/
 
+# Built as the tests build it: each other selection of packages has features of its own, and compiles everything anew.
 servers: ## Build the servers of the test bed, once; as root, install the packages that they need
-	cargo run --quiet --package testbed -- build
+	cargo test --workspace --no-run
+	$(TARGET)/debug/testbed build
 
 lint: ## Check formatting, lints and documentation
 	cargo fmt --all --check
@@ -66,7 +68,7 @@ test: root lint agent servers ## Run every test, on real servers (needs root)
 	cargo test --workspace -- --include-ignored
 
 demo: root agent servers ## Show a cluster of three nodes at work (needs root; KEEP=1 leaves it up)
-	cargo run --quiet --package testbed -- demo $(if $(KEEP),--keep)
+	$(TARGET)/debug/testbed demo $(if $(KEEP),--keep)
 
 bench: root agent servers ## Measure, and write docs/performance.md (needs root)
 	cargo bench
