@@ -179,6 +179,13 @@ impl Entry {
         self.lists.iter().find(|list| list.index == index)
     }
 
+    /// Images that the node has, counted in each list.
+    #[must_use]
+    pub fn ready(&self) -> usize {
+        let ready = self.lists.iter().map(|list| list.ready);
+        ready.filter_map(|ready| usize::try_from(ready).ok()).sum()
+    }
+
     /// It is about exactly these lists, sorted by their position.
     #[must_use]
     pub fn is_about(&self, lists: &[usize]) -> bool {

@@ -3,8 +3,9 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::node::Cause;
 use super::sentences::{Counted, MOST_NAMED, Named, Names, some, verb};
-use super::{Cause, Selected, View};
+use super::view::{Selected, View};
 use crate::api::SpecError;
 use crate::api::condition::{condition, find};
 use crate::api::image_cache::NodeState;

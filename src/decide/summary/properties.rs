@@ -11,10 +11,13 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 
 use super::*;
+use crate::api::ImageCacheSpec;
 use crate::api::condition::find;
 use crate::api::reason::ImageState;
 use crate::api::{ImageList, SpecError};
+use crate::decide::fleet::{self, Contact, Entry};
 use crate::decide::fleet::{Image, List, Node, Report};
+use crate::decide::selector::selects;
 
 const UID: &str = "uid";
 const GENERATION: i64 = 5;

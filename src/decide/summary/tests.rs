@@ -10,9 +10,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
+use crate::api::ImageCacheSpec;
 use crate::api::condition::find;
 use crate::api::reason::ImageState::{self, Failed, Pulling, Ready, Waiting};
 use crate::api::{ImageList, MatchExpression, Operator, SpecError};
+use crate::decide::fleet::{Contact, Entry, Failure};
 use crate::decide::fleet::{Image, List, Node, Report};
 
 const UID: &str = "uid-of-the-cache";
