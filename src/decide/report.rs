@@ -24,7 +24,8 @@ pub const RUNTIME_READY: &str = "RuntimeReady";
 
 type States = BTreeMap<ImageKey, (ImageState, Option<Reason>, Option<String>)>;
 
-/// The report of this moment. `None` while it is not known what is wanted: the last report stays.
+/// The report of this moment. `None` while it is not known what is wanted, or whether it is there: the last report stays.
+/// So an agent that is restarted takes nothing back that the one before it has said.
 ///
 /// `previous` is the last report, this process's or its predecessor's: a timestamp moves only when
 /// the state beside it does, so a report that says nothing new equals the one before.
@@ -38,6 +39,12 @@ pub fn report(
 ) -> Option<NodeImageCacheStatus> {
     let Known::Known(desired) = &world.desired else {
         return None;
+    };
+    let runtime_ready = match &world.runtime {
+        Runtime::Starting => return None,
+        Runtime::Ready if world.question_open(desired) => return None,
+        Runtime::Ready => (true, "Ready", "the runtime answers"),
+        Runtime::Down(why) => (false, Reason::RuntimeUnavailable.as_str(), why.as_str()),
     };
     let states: States = desired
         .images
@@ -56,11 +63,6 @@ pub fn report(
     let conditions = previous
         .map(|report| report.conditions.as_slice())
         .unwrap_or_default();
-    let runtime_ready = match &world.runtime {
-        Runtime::Starting => (false, "Starting", "the runtime has not been asked yet"),
-        Runtime::Ready => (true, "Ready", "the runtime answers"),
-        Runtime::Down(why) => (false, Reason::RuntimeUnavailable.as_str(), why.as_str()),
-    };
     Some(NodeImageCacheStatus {
         runtime: runtime.clone(),
         ready: count(ImageState::Ready),
@@ -315,6 +317,24 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_reported_until_the_runtime_was_asked_for_every_image() {
+        let mut asked = world(&[A, B, "UPPER"]);
+        let say = |world: &World| {
+            let (runtime, timing) = (RuntimeStatus::default(), Timing::default());
+            report(world, &runtime, None, at(1), &timing)
+        };
+        assert!(say(&asked).is_none());
+        asked.has([(A.into(), None)].into(), at(1), &Timing::default(), 0.5);
+        assert!(say(&asked).is_none());
+        asked.has([(B.into(), None)].into(), at(1), &Timing::default(), 0.5);
+        assert!(say(&asked).is_some());
+        // One that is away from the start is a fact.
+        let mut away = world(&[A]);
+        away.lost_runtime("no socket".into());
+        assert!(say(&away).is_some());
+    }
+
+    #[test]
     fn a_report_that_says_nothing_new_is_the_same() {
         let mut world = world(&[A, B, "UPPER"]);
         look(&mut world, &[A], at(1));
@@ -381,7 +401,6 @@ mod tests {
     #[test]
     fn a_runtime_that_is_away_fails_nothing_and_keeps_what_was_there() {
         let mut world = world(&[A, B]);
-        assert_eq!(say(&world, None, at(0)).conditions[0].reason, "Starting");
         look(&mut world, &[A], at(1));
         world.lost_runtime("no socket".into());
         let report = say(&world, None, at(2));

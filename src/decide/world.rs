@@ -220,6 +220,14 @@ impl World {
         }
     }
 
+    /// Whether there is a wanted image that the runtime was never asked for.
+    pub(super) fn question_open(&self, desired: &Desired) -> bool {
+        desired
+            .images
+            .iter()
+            .any(|(key, wanted)| wanted.reference.is_ok() && !self.asked.contains_key(key))
+    }
+
     /// What the runtime has under this name, when it last answered.
     #[must_use]
     pub fn image(&self, key: &ImageKey) -> Option<&PresentImage> {
