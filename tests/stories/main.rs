@@ -11,6 +11,7 @@
 )]
 
 mod causes;
+mod daemonset;
 mod edits;
 mod fleet;
 mod killed;

@@ -1,5 +1,6 @@
 //! A cluster: a control plane, a registry, and nodes with or without kubelets.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -153,6 +154,20 @@ impl Cluster {
         self.client.clone()
     }
 
+    /// Where nodes and Pods find the API server.
+    #[must_use]
+    pub fn api_server_address(&self) -> SocketAddr {
+        self.plane.address()
+    }
+
+    /// Ends this process's part in it: the cluster runs on, until [`Lab::end_kept`].
+    pub fn leave_running(self) -> Result<()> {
+        self.lab.leave_running()?;
+        // Nothing may be dropped: what is dropped ends.
+        std::mem::forget(self);
+        Ok(())
+    }
+
     /// A kubeconfig file with all rights.
     #[must_use]
     pub fn kubeconfig_admin(&self) -> &Path {
@@ -169,8 +184,8 @@ impl Cluster {
         self.kubectl_with(&["apply", "-f", "-"], yaml).await
     }
 
-    /// Runs kubectl with something on its standard input.
-    pub async fn kubectl_with(&self, args: &[&str], input: &str) -> Result<String> {
+    /// kubectl with all rights, for whoever wants to see its output as it comes.
+    pub fn kubectl_command(&self, args: &[&str]) -> Result<Command> {
         let mut command = Command::new(server("kubernetes", "kubectl")?);
         // The cache of what the server knows would go to the user's home folder.
         let cache = self.lab.dir().join("kubectl-cache");
@@ -180,6 +195,12 @@ impl Cluster {
             .arg("--cache-dir")
             .arg(cache)
             .args(args);
+        Ok(command)
+    }
+
+    /// Runs kubectl with something on its standard input.
+    pub async fn kubectl_with(&self, args: &[&str], input: &str) -> Result<String> {
+        let mut command = self.kubectl_command(args)?;
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -34,7 +34,7 @@ pub struct Lab {
     authority: OnceLock<Authority>,
     making: Mutex<()>,
     /// Held locked for as long as the owner lives.
-    _lock: File,
+    owned: File,
 }
 
 impl Lab {
@@ -68,7 +68,7 @@ impl Lab {
             network,
             authority,
             making: Mutex::new(()),
-            _lock: lock,
+            owned: lock,
         }))
     }
 
@@ -136,6 +136,27 @@ impl Lab {
     /// Says that this lab is not a test's but somebody's who will end it with [`Lab::end_kept`].
     pub fn keep(&self) -> Result<()> {
         Ok(fs::write(self.dir.join("kept"), "")?)
+    }
+
+    /// Gives the lab to a process that only waits, so that all of it outlives this one. [`Lab::end_kept`] ends it.
+    ///
+    /// That process inherits what makes an owner: the lock, and the end of the reaper's pipe.
+    pub(crate) fn leave_running(&self) -> Result<()> {
+        let pipe = lock(&self.reaper)
+            .stdin
+            .take()
+            .context("the lab has another owner already")?;
+        let owner = Command::new("sleep")
+            .arg("infinity")
+            .stdin(pipe)
+            .stdout(self.owned.try_clone()?)
+            .stderr(Stdio::null())
+            .current_dir("/")
+            .process_group(0)
+            .spawn()
+            .context("start the new owner")?;
+        fs::write(self.dir.join("owner"), owner.id().to_string())?;
+        self.keep()
     }
 
     /// Asks the owners of all kept labs to end, waits until nothing of them is left, and returns their folders.

@@ -151,7 +151,7 @@ fn packages() -> Result<()> {
 }
 
 /// Whether a 64-bit little-endian ELF file asks for no loader (it has no program header of type `PT_INTERP`, 3).
-fn is_static(elf: &[u8]) -> bool {
+pub(crate) fn is_static(elf: &[u8]) -> bool {
     let half = |at: usize| {
         elf.get(at..at + 2)?
             .try_into()
