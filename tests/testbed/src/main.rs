@@ -1,16 +1,14 @@
-//! The command of the test bed: builds its servers, starts a cluster to look around in, ends it.
+//! The command of the test bed: builds its servers, starts a cluster to look around in, ends it, shows a demo.
 
-use std::fs;
-use std::process::{ExitCode, Stdio};
-use std::time::Duration;
+use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use clap::Parser;
-use testbed::{Cluster, ClusterOptions, Lab, wait_for};
+use testbed::{Cluster, ClusterOptions, Lab};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The last line that `up` prints when all is ready.
-const READY: &str = "Ready.";
+mod demo;
+mod terminal;
 
 /// A real Kubernetes cluster on one machine.
 #[derive(Parser)]
@@ -19,7 +17,13 @@ enum Command {
     Build,
     /// Starts a cluster (needs root) and keeps it until Ctrl-C.
     Up(Up),
-    /// Ends what `up` has started.
+    /// Shows the agent at work on a cluster of three nodes (needs root).
+    Demo {
+        /// Leave the cluster running.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Ends what `up` and `demo --keep` have left running.
     Down,
 }
 
@@ -31,17 +35,14 @@ struct Up {
     /// Leave it running in the background.
     #[arg(long)]
     detach: bool,
-    /// This is the background process.
-    #[arg(long, hide = true)]
-    background: bool,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let done = match Command::parse() {
         Command::Build => testbed::build(),
-        Command::Up(up) if up.detach => detach(&up).await,
-        Command::Up(up) => keep(&up).await,
+        Command::Up(options) => up(&options).await,
+        Command::Demo { keep } => demo::play(keep).await,
         Command::Down => down().await,
     };
     match done {
@@ -53,28 +54,20 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn keep(up: &Up) -> Result<()> {
-    if up.background {
-        // The terminal's end is not ours.
-        rustix::process::setsid()?;
-    }
+async fn up(up: &Up) -> Result<()> {
     let options = if up.control_plane_only {
         ClusterOptions::control_plane()
     } else {
         ClusterOptions::three_nodes()
     };
     let cluster = Cluster::start(options).await?;
-    cluster.lab().keep()?;
     println!("{}", usage(&cluster)?);
-    println!(
-        "{}",
-        if up.background {
-            "To end it: testbed down"
-        } else {
-            "To end it: Ctrl-C"
-        }
-    );
-    println!("{READY}");
+    if up.detach {
+        println!("{}", how_to_end()?);
+        return cluster.leave_running();
+    }
+    cluster.lab().keep()?;
+    println!("To end it: Ctrl-C");
     // Until here both signals end the process at once, and the lab with it.
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
@@ -85,35 +78,6 @@ async fn keep(up: &Up) -> Result<()> {
         _ = terminate.recv() => {}
     }
     drop(cluster);
-    Ok(())
-}
-
-async fn detach(up: &Up) -> Result<()> {
-    let said = tempfile::NamedTempFile::new()?;
-    let mut command = std::process::Command::new(std::env::current_exe()?);
-    command
-        .args(["up", "--background"])
-        .args(up.control_plane_only.then_some("--control-plane-only"));
-    command
-        .stdin(Stdio::null())
-        .stdout(said.as_file().try_clone()?)
-        .stderr(said.as_file().try_clone()?);
-    let mut background = command.spawn()?;
-    let ended = wait_for("the cluster", Duration::from_mins(3), async || {
-        let ended = background.try_wait()?;
-        let ready = fs::read_to_string(said.path())?
-            .lines()
-            .any(|line| line == READY);
-        (ready || ended.is_some())
-            .then_some(ended)
-            .context("it is starting")
-    });
-    let ended = ended.await?;
-    let text = fs::read_to_string(said.path())?;
-    if ended.is_some() {
-        bail!("{}", text.trim());
-    }
-    print!("{text}");
     Ok(())
 }
 
@@ -151,4 +115,12 @@ fn usage(cluster: &Cluster) -> Result<String> {
         ));
     }
     Ok(lines.join("\n"))
+}
+
+/// This program need not be in the reader's PATH.
+fn how_to_end() -> Result<String> {
+    Ok(format!(
+        "To end it: {} down",
+        std::env::current_exe()?.display()
+    ))
 }
