@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use imagecache_agent::api::{ImageState, Reason};
+use imagecache_agent::api::{ImageCacheStatus, ImageState, Reason};
 use serde_json::json;
 use testbed::{
     ClusterOptions, ImageSpec, Listen, Registry, RegistryOptions, Tls, Version, other_architecture,
@@ -61,16 +61,7 @@ async fn a_good_image_is_ready_beside_every_kind_of_bad_one() -> Result<()> {
                     SOON * 2,
                     |status| {
                         is(status, "Degraded", "True", "ImagesFailed")?;
-                        let image = status
-                            .images
-                            .iter()
-                            .find(|image| image.image == good)
-                            .context("the good one is not listed")?;
-                        ensure!(
-                            image.ready_nodes == 3,
-                            "the good one is on {} nodes",
-                            image.ready_nodes
-                        );
+                        on_three_nodes(status, &good)?;
                         let failed = status
                             .images
                             .iter()
@@ -107,21 +98,18 @@ async fn a_good_image_is_ready_beside_every_kind_of_bad_one() -> Result<()> {
             fleet.push(&["lab/missing:1"]).await?;
             fleet
                 .until("mixed", "the tag that was missing", SOON * 3, |status| {
-                    let image = status
-                        .images
-                        .iter()
-                        .find(|image| image.image == missing)
-                        .context("not listed")?;
-                    ensure!(
-                        image.ready_nodes == 3,
-                        "it is on {} nodes",
-                        image.ready_nodes
-                    );
-                    Ok(())
+                    on_three_nodes(status, &missing)
                 })
                 .await?;
             Ok(())
         },
     )
     .await
+}
+
+fn on_three_nodes(status: &ImageCacheStatus, image: &str) -> Result<()> {
+    let listed = status.images.iter().find(|listed| listed.image == image);
+    let ready = listed.context("it is not listed")?.ready_nodes;
+    ensure!(ready == 3, "{image} is on {ready} nodes");
+    Ok(())
 }

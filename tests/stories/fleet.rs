@@ -273,7 +273,8 @@ impl Fleet {
             .await
             .unwrap_or_else(|error| format!("{error:#}"));
         for (node, agent) in &self.agents {
-            words += &format!("\n--- the agent of {node}, last:\n{}", agent.log_tail(40));
+            let tail = agent.log_tail(40);
+            words += &["\n--- the agent of ", node, ", last:\n", &tail].concat();
         }
         words
     }

@@ -94,7 +94,7 @@ async fn nodes_leave_and_return_without_a_hand() -> Result<()> {
             .until(
                 "all",
                 "three nodes again",
-                Duration::from_secs(60),
+                Duration::from_mins(1),
                 |status| {
                     ensure!(status.ready_nodes == 3);
                     Ok(())
