@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -23,6 +24,8 @@ const NAMESPACE: &str = "imagecache-system";
 /// A cluster and its agents.
 pub struct Fleet {
     pub cluster: Cluster,
+    /// The program that runs on each node.
+    pub program: PathBuf,
     agents: BTreeMap<String, Process>,
 }
 
@@ -60,6 +63,7 @@ impl Fleet {
         }
         Ok(Self {
             cluster,
+            program: AGENT.into(),
             agents: BTreeMap::new(),
         })
     }
@@ -67,19 +71,25 @@ impl Fleet {
     async fn of(options: ClusterOptions, flags: &[&str]) -> Result<Self> {
         let mut fleet = Self::without_agents(options).await?;
         fleet.apply_manifests().await?;
-        let nodes: Vec<_> = fleet
+        fleet.start_agents(flags).await?;
+        Ok(fleet)
+    }
+
+    /// Starts an agent on every node, and waits until each has reported.
+    pub async fn start_agents(&mut self, flags: &[&str]) -> Result<()> {
+        let nodes: Vec<_> = self
             .cluster
             .nodes()
             .iter()
             .map(|node| node.name().to_owned())
             .collect();
         for node in &nodes {
-            fleet.start_agent(node, flags).await?;
+            self.start_agent(node, flags).await?;
         }
         for node in &nodes {
-            fleet.until_ready_to_work(node).await?;
+            self.until_ready_to_work(node).await?;
         }
-        Ok(fleet)
+        Ok(())
     }
 
     /// Namespace, resources and rights; the agents of the stories are processes, not the Pods of the `DaemonSet`.
@@ -125,7 +135,7 @@ impl Fleet {
         flags: &[&str],
     ) -> Result<()> {
         let machine = self.cluster.node(node)?;
-        let mut command = machine.command(AGENT);
+        let mut command = machine.command(&self.program);
         command
             .args([
                 "run",

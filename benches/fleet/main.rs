@@ -1,0 +1,32 @@
+//! Measures the agent on real nodes, mostly as a ratio to a raw CRI client in the same run, and writes what it measured to
+//! `docs/performance.md`. `make bench` runs it: it needs root, the servers and the static release binary.
+
+#![allow(clippy::print_stdout)]
+
+#[path = "../../tests/stories/fleet.rs"]
+#[allow(dead_code)]
+mod fleet;
+mod measure;
+mod page;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let program = PathBuf::from(
+        std::env::var_os("IMAGECACHE_AGENT")
+            .context("IMAGECACHE_AGENT is not set: run `make bench`")?,
+    );
+    ensure!(
+        program.is_file(),
+        "there is no {}: run `make agent`",
+        program.display()
+    );
+    let numbers = measure::all(&program).await?;
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md");
+    std::fs::write(path, page::render(&numbers))?;
+    println!("written to docs/performance.md");
+    Ok(())
+}
