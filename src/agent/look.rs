@@ -66,7 +66,8 @@ impl Looker {
         }
         let mut answers = Answers::new();
         for (key, question) in questions {
-            let resolved = question.resolved.as_deref();
+            // Where names are kept in full, an ID under another name is not this image any more.
+            let resolved = question.resolved.as_deref().filter(|_| !self.full_names);
             let listed = by_name
                 .get(&**key)
                 .or_else(|| by_name.get(resolved?))

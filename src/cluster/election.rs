@@ -63,6 +63,18 @@ pub struct Election {
     ask: Ask,
 }
 
+/// The number of nodes that a Lease tells.
+#[must_use]
+pub fn nodes(lease: &Lease) -> Option<u32> {
+    lease
+        .metadata
+        .annotations
+        .as_ref()?
+        .get(NODES)?
+        .parse()
+        .ok()
+}
+
 impl Election {
     /// A candidate. No other process may ever have the same identity. `chance` is a random number from 0 to 1, here and below.
     #[must_use]
@@ -95,8 +107,7 @@ impl Election {
     /// The number of nodes, as the elected agent tells it.
     #[must_use]
     pub fn nodes(&self) -> Option<u32> {
-        let annotations = self.lease.as_ref()?.metadata.annotations.as_ref()?;
-        annotations.get(NODES)?.parse().ok()
+        self.lease.as_ref().and_then(nodes)
     }
 
     /// The Lease is mine, as far as this agent has seen, whether or not it counts as elected.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::client::Cluster;
-use super::election::{Answer, Ask, Election};
+use super::election::{self, Answer, Ask, Election};
 use super::error::CallError;
 use super::scale::Scale;
 use super::trouble::Trouble;
@@ -69,6 +69,30 @@ pub async fn run(
         }
     };
     hold(election, seat, stop, ask, understand).await;
+}
+
+/// Reads from the Lease how many nodes there are, for an agent that takes no part in the election.
+pub async fn observe(
+    cluster: &Cluster,
+    namespace: &str,
+    scale: watch::Sender<Scale>,
+    stop: &CancellationToken,
+) {
+    let api = Api::<Lease>::namespaced(cluster.client(), namespace);
+    loop {
+        // Whether it is there or not: the API server's trouble is said by whoever watches.
+        if let Ok(lease) = cluster.call(api.get(NAME)).await
+            && let Some(nodes) = election::nodes(&lease)
+        {
+            let told = Scale { nodes };
+            scale.send_if_modified(|scale| std::mem::replace(scale, told) != told);
+        }
+        let wait = scale.borrow().lease_look(cluster.timing(), fastrand::f64());
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
 }
 
 /// The loop, whatever the questions go to.

@@ -58,6 +58,8 @@ pub async fn serve(flags: &Flags, node: Option<&str>) -> anyhow::Result<ExitCode
     }
     if flags.role.summarizes() {
         daemon.start_election(node.unwrap_or("summary"), told, scale);
+    } else {
+        daemon.start_observer(scale);
     }
 
     let ended = tokio::select! {
@@ -199,6 +201,15 @@ impl Daemon<'_> {
         };
         self.start("summaries", async move {
             Box::pin(rollup::run(&cluster, seat, &stop)).await;
+        });
+    }
+
+    /// Who takes no part in the election learns from it how large the cluster is.
+    fn start_observer(&mut self, scale: watch::Sender<Scale>) {
+        let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
+        let namespace = self.flags.namespace.clone();
+        self.start("scale", async move {
+            lease::observe(&cluster, &namespace, scale, &stop).await;
         });
     }
 

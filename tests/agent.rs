@@ -1,0 +1,288 @@
+//! The agent's loop on a runtime that is not containerd, and that does what no real one can be made to do.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod fake_cri;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use imagecache_agent::agent::{self, Channels, Settings};
+use imagecache_agent::api::condition::find;
+use imagecache_agent::api::{ImageCacheSpec, ImageList, ImageState, NodeImageCacheStatus, Reason};
+use imagecache_agent::decide::world::Runtime;
+use imagecache_agent::decide::{Cache, CacheName, Caches, Inputs, Known, Node, Timing};
+use imagecache_agent::telemetry::Metrics;
+use testbed::wait_for;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle};
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use fake_cri::{FakeCri, Pull};
+
+const SOON: Duration = Duration::from_secs(20);
+
+struct Agent {
+    inputs: watch::Sender<Inputs>,
+    reports: watch::Receiver<Option<Arc<NodeImageCacheStatus>>>,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), JoinError>>,
+}
+
+impl Agent {
+    fn start(runtime: &FakeCri) -> Self {
+        let timing = Timing {
+            look: Duration::from_millis(100),
+            ..Timing::default()
+        };
+        let (inputs, told) = watch::channel(Inputs::default());
+        let (reports, reported) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let settings = Settings {
+            endpoint: runtime.endpoint(),
+            max_parallel_pulls: 2,
+            timing,
+        };
+        let channels = Channels {
+            inputs: told,
+            reports,
+            runtime: watch::channel(Runtime::default()).0,
+            downloads: None,
+            metrics: Metrics::default(),
+        };
+        let task = tokio::spawn(agent::run(settings, channels, stop.clone()));
+        Self {
+            inputs,
+            reports: reported,
+            stop,
+            task,
+        }
+    }
+
+    /// Each object by its name and priority, with its images.
+    fn wants(&self, objects: &[(&str, i32, &[&str])]) {
+        let caches: Caches = objects
+            .iter()
+            .map(|(name, priority, images)| {
+                let spec = ImageCacheSpec {
+                    cache_spec: vec![ImageList {
+                        images: images.iter().map(ToString::to_string).collect(),
+                        ..ImageList::default()
+                    }],
+                    priority: *priority,
+                    ..ImageCacheSpec::default()
+                };
+                let cache = Cache {
+                    uid: format!("uid-{name}"),
+                    generation: 1,
+                    spec: Some((1, Arc::new(spec))),
+                    unreadable: None,
+                };
+                let name = CacheName {
+                    namespace: "ns".into(),
+                    name: (*name).into(),
+                };
+                (name, Arc::new(cache))
+            })
+            .collect();
+        self.inputs.send_replace(Inputs {
+            caches: Known::Known(Arc::new(caches)),
+            node: Known::Known(Node::default()),
+            reported: None,
+        });
+    }
+
+    async fn until(
+        &self,
+        what: &str,
+        check: impl Fn(&NodeImageCacheStatus) -> bool,
+    ) -> Arc<NodeImageCacheStatus> {
+        wait_for(what, SOON, async || {
+            let report = self.reports.borrow().clone();
+            let report = report.ok_or_else(|| anyhow::anyhow!("no report"))?;
+            anyhow::ensure!(check(&report), "{report:?}");
+            Ok(report)
+        })
+        .await
+        .unwrap()
+    }
+}
+
+fn pulls(runtime: &FakeCri) -> Vec<String> {
+    let is_pull = |request: &String| request.starts_with("PullImage");
+    runtime.requests().into_iter().filter(is_pull).collect()
+}
+
+async fn until_pulls(runtime: &FakeCri, count: usize) {
+    wait_for(format!("{count} pulls"), SOON, async || {
+        let pulls = pulls(runtime);
+        anyhow::ensure!(pulls.len() >= count, "{pulls:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn without_events_a_removal_is_found_by_looking_again() {
+    let runtime = FakeCri::start();
+    let agent = Agent::start(&runtime);
+    agent.wants(&[("a", 0, &["r.io/a:1"])]);
+    agent.until("ready", |report| report.ready == 1).await;
+    runtime.remove("r.io/a:1");
+    until_pulls(&runtime, 2).await;
+    agent.until("ready again", |report| report.ready == 1).await;
+}
+
+#[tokio::test]
+async fn a_name_goes_to_the_runtime_as_written_and_what_it_made_of_it_counts() {
+    let runtime = FakeCri::start();
+    let agent = Agent::start(&runtime);
+    // This runtime keeps the image under the short name, where containerd would keep docker.io/library/short:latest.
+    agent.wants(&[("a", 0, &["short"])]);
+    let report = agent.until("ready", |report| report.ready == 1).await;
+    assert_eq!(
+        report.images.first().unwrap().image,
+        "docker.io/library/short:latest"
+    );
+    assert_eq!(pulls(&runtime), ["PullImage short:latest"]);
+    // It is found again at every later look.
+    let looks = runtime.requests().len();
+    wait_for("more looks", SOON, async || {
+        anyhow::ensure!(runtime.requests().len() > looks + 6);
+        Ok(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(pulls(&runtime).len(), 1);
+    assert_eq!(agent.reports.borrow().as_ref().unwrap().ready, 1);
+}
+
+#[tokio::test]
+async fn an_image_that_ten_objects_want_in_two_spellings_is_one_pull() {
+    let runtime = FakeCri::start();
+    let agent = Agent::start(&runtime);
+    let names: Vec<String> = (0..10).map(|n| format!("cache-{n}")).collect();
+    let objects: Vec<(&str, i32, &[&str])> = names
+        .iter()
+        .map(|name| (name.as_str(), 0, &["docker.io/library/a:1", "a:1"][..]))
+        .collect();
+    agent.wants(&objects);
+    let report = agent.until("ready", |report| report.ready == 1).await;
+    assert_eq!((report.total, report.caches.len()), (1, 10));
+    assert_eq!(pulls(&runtime).len(), 1);
+}
+
+#[tokio::test]
+async fn an_edit_cancels_what_nobody_wants_and_starts_what_is_new() {
+    let runtime = FakeCri::start();
+    for image in ["r.io/slow:1", "r.io/slow:2"] {
+        runtime.on_pull(image, Pull::Hangs);
+    }
+    let agent = Agent::start(&runtime);
+    agent.wants(&[("a", 0, &["r.io/slow:1", "r.io/slow:2", "r.io/next:1"])]);
+    until_pulls(&runtime, 2).await;
+    let report = agent.until("two pulls", |report| report.pulling == 2).await;
+    let next = report
+        .images
+        .iter()
+        .find(|image| image.image == "r.io/next:1")
+        .unwrap();
+    assert_eq!(
+        (next.state, next.reason),
+        (ImageState::Waiting, Some(Reason::Queued))
+    );
+    agent.wants(&[("a", 0, &["r.io/slow:2", "r.io/next:1"])]);
+    agent
+        .until("the next one", |report| {
+            (report.ready, report.total) == (1, 2)
+        })
+        .await;
+    assert_eq!(runtime.cancelled(), 1);
+}
+
+#[tokio::test]
+async fn a_higher_priority_goes_first() {
+    let runtime = FakeCri::start();
+    for image in ["r.io/slow:1", "r.io/slow:2"] {
+        runtime.on_pull(image, Pull::Hangs);
+    }
+    let agent = Agent::start(&runtime);
+    agent.wants(&[
+        ("low", -5, &["r.io/low:1"]),
+        ("high", 5, &["r.io/slow:1", "r.io/slow:2"]),
+    ]);
+    until_pulls(&runtime, 2).await;
+    agent.until("two pulls", |report| report.pulling == 2).await;
+    assert!(
+        pulls(&runtime).iter().all(|pull| pull.contains("slow")),
+        "{:?}",
+        pulls(&runtime)
+    );
+}
+
+#[tokio::test]
+async fn a_runtime_that_goes_and_comes_back_costs_no_attempt() {
+    let mut runtime = FakeCri::start();
+    runtime.on_pull("r.io/a:1", Pull::Hangs);
+    let agent = Agent::start(&runtime);
+    agent.wants(&[("a", 0, &["r.io/a:1"])]);
+    until_pulls(&runtime, 1).await;
+    runtime.stop();
+    let is_down = |report: &NodeImageCacheStatus| {
+        find(&report.conditions, "RuntimeReady").is_some_and(|ready| ready.status == "False")
+    };
+    let report = agent.until("the runtime to be missed", is_down).await;
+    assert_eq!(
+        (report.failed, report.images.first().unwrap().state),
+        (0, ImageState::Waiting)
+    );
+    runtime.on_pull("r.io/a:1", Pull::Succeeds);
+    runtime.start_again();
+    let report = agent.until("ready", |report| report.ready == 1).await;
+    assert_eq!(report.images.first().unwrap().attempts, None);
+}
+
+#[tokio::test]
+async fn a_failure_is_reported_with_its_reason_and_its_next_attempt() {
+    let runtime = FakeCri::start();
+    runtime.on_pull(
+        "r.io/a:1",
+        Pull::Fails(
+            Code::NotFound,
+            "failed to resolve reference \"r.io/a:1\": r.io/a:1: not found".into(),
+        ),
+    );
+    let agent = Agent::start(&runtime);
+    agent.wants(&[("a", 0, &["r.io/a:1", "r.io/b:1"])]);
+    let report = agent
+        .until("both", |report| (report.ready, report.failed) == (1, 1))
+        .await;
+    let failed = report
+        .images
+        .iter()
+        .find(|image| image.state == ImageState::Failed)
+        .unwrap();
+    assert_eq!(
+        (failed.reason, failed.attempts),
+        (Some(Reason::NotFound), Some(1))
+    );
+    assert!(failed.next_attempt.is_some() && failed.message.is_some());
+}
+
+#[tokio::test]
+async fn the_agent_ends_at_once_also_when_a_pull_hangs() {
+    let runtime = FakeCri::start();
+    runtime.on_pull("r.io/a:1", Pull::Hangs);
+    let agent = Agent::start(&runtime);
+    agent.wants(&[("a", 0, &["r.io/a:1"])]);
+    until_pulls(&runtime, 1).await;
+    agent.stop.cancel();
+    tokio::time::timeout(Duration::from_secs(5), agent.task)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert_eq!(runtime.cancelled(), 1);
+}
