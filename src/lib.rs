@@ -1,6 +1,6 @@
 //! `imagecache-agent` pulls the images that `ImageCache` objects ask for onto the nodes of a cluster.
 //!
-//! The rooms, in the order in which one may use another: no arrow goes up this list, none goes in a circle.
+//! The rooms. Each may use rooms above it and none below it, so that no arrow goes in a circle.
 //!
 //! | room | holds |
 //! |---|---|
@@ -8,10 +8,10 @@
 //! | [`image`] | image references |
 //! | [`decide`] | pure functions: what is wanted, what to do now, what to report |
 //! | [`runtime`] | the node's container runtime, over its socket |
+//! | [`telemetry`] | logs, metrics, health |
 //! | [`agent`] | the loop of one node, and the pulls it owns |
 //! | [`cluster`] | the API server: what is asked of it, what is written to it, who is elected |
 //! | [`rollup`] | the elected agent's loop |
-//! | [`telemetry`] | logs, metrics, health |
 //! | [`cli`] | the subcommands and their wiring |
 
 pub mod agent;

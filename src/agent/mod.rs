@@ -200,8 +200,11 @@ impl Agent {
                     .map(|(key, found)| (key.clone(), found.clone()))
                     .collect();
                 self.session = Some(session);
-                self.world
-                    .has(answers, self.now(), &self.settings.timing, fastrand::f64());
+                let timing = &self.settings.timing;
+                let evicted = self.world.has(answers, self.now(), timing, fastrand::f64());
+                for image in evicted {
+                    warn!(%image, "something else removed this image from the node");
+                }
             }
             Observed::Down(why) => self.world.lost_runtime(why),
         }

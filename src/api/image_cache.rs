@@ -18,7 +18,7 @@ use super::schema::WithoutDefaultsAndNulls;
     namespaced,
     status = "ImageCacheStatus",
     shortname = "ic",
-    category = "imagecache",
+    category = "imagecaching",
     derive = "PartialEq",
     doc = "Images that are kept on the nodes of the cluster, so that pods start from them at once.",
     printcolumn(

@@ -22,7 +22,7 @@ pub const MAX_REPORTED_IMAGES: usize = 1000;
     no_spec,
     status = "NodeImageCacheStatus",
     shortname = "nodeic",
-    category = "imagecache",
+    category = "imagecaching",
     derive = "PartialEq",
     doc = "What one node has of the images that are wanted there. Written by the node's agent, and deleted with its Node.",
     printcolumn(

@@ -193,7 +193,7 @@ fn images(
                 digest: image.and_then(|image| image.digest.clone()),
                 bytes: image.map(|image| i64::try_from(image.bytes).unwrap_or(i64::MAX)),
                 attempts: failures.map(|failures| i32::try_from(failures).unwrap_or(i32::MAX)),
-                next_attempt: (*state == ImageState::Failed)
+                next_attempt: (*state == ImageState::Failed || *reason == Some(Reason::Evicted))
                     .then(|| memory.and_then(|memory| memory.retry))
                     .flatten()
                     .map(|(_, at)| Time(at)),

@@ -121,18 +121,20 @@ impl World {
         self.desired = desired;
     }
 
-    /// The runtime answered: of the images that it was asked for, these are there.
+    /// The runtime answered: of the images that it was asked for, these are there. Returns those that were there before
+    /// and that something else has removed.
     pub fn has(
         &mut self,
         answer: BTreeMap<ImageKey, Option<PresentImage>>,
         now: Now,
         timing: &Timing,
         chance: f64,
-    ) {
+    ) -> Vec<ImageKey> {
         self.runtime = Runtime::Ready;
         let Known::Known(desired) = &self.desired else {
-            return;
+            return Vec::new();
         };
+        let mut evicted = Vec::new();
         for (key, found) in answer {
             if !desired.images.contains_key(&key) {
                 continue;
@@ -140,14 +142,15 @@ impl World {
             let before = self.asked.insert(key.clone(), found.clone()).flatten();
             match (before, found) {
                 (_, Some(image)) => self.memory.entry(key).or_default().arrived(&image),
-                (Some(_), None) => self
-                    .memory
-                    .entry(key)
-                    .or_default()
-                    .evicted(now, timing, chance),
+                (Some(_), None) => {
+                    let memory = self.memory.entry(key.clone()).or_default();
+                    memory.evicted(now, timing, chance);
+                    evicted.push(key);
+                }
                 (None, None) => {}
             }
         }
+        evicted
     }
 
     /// The runtime does not answer.
@@ -214,7 +217,7 @@ impl World {
             }
             Outcome::RuntimeLost => {
                 let memory = self.memory.entry(key.clone()).or_default();
-                memory.try_again(Some(timing.runtime_retry.first), now);
+                memory.try_again(timing.runtime_retry.first, now);
             }
             Outcome::Cancelled => {}
         }
@@ -339,14 +342,11 @@ impl Memory {
         }
     }
 
-    fn try_again(&mut self, delay: Option<Duration>, now: Now) {
-        self.retry = delay.filter(|delay| !delay.is_zero()).map(|delay| {
-            // Whole seconds: the API server keeps no others.
-            let wall =
-                Timestamp::from_second(now.wall.as_second().saturating_add(ceil_seconds(delay)))
-                    .unwrap_or(now.wall);
-            (now.monotonic + delay, wall)
-        });
+    fn try_again(&mut self, delay: Duration, now: Now) {
+        // Whole seconds: the API server keeps no others.
+        let wall = now.wall.as_second().saturating_add(ceil_seconds(delay));
+        let wall = Timestamp::from_second(wall).unwrap_or(now.wall);
+        self.retry = Some((now.monotonic + delay, wall));
     }
 
     /// Pulled again at once the first time, later and later when it keeps happening.

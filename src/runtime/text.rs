@@ -32,12 +32,24 @@ pub(super) fn one_line(text: &str) -> String {
         if !line.is_empty() {
             line.push(' ');
         }
-        push_without_secrets(&mut line, word);
+        push_without_secrets(&mut line, without_local_side(word));
     }
     if let Some(at) = line.find(DECODED_AUTH) {
         line.truncate(at + DECODED_AUTH.len());
     }
     cut(&line)
+}
+
+/// The far side of `192.0.2.1:40312->192.0.2.9:443`: the near side has another port each time, and a cause that is the
+/// same has to read the same.
+fn without_local_side(word: &str) -> &str {
+    let Some((near, far)) = word.split_once("->") else {
+        return word;
+    };
+    let is_address = near
+        .rsplit_once(':')
+        .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if is_address { far } else { word }
 }
 
 /// containerd quotes the decoded user and password after this.
@@ -193,6 +205,10 @@ mod tests {
             (
                 "to https://r.example/token?scope=a&account=b: 401",
                 "to https://r.example/token: 401",
+            ),
+            (
+                "read tcp 192.0.2.1:40312->192.0.2.9:443: connection reset",
+                "read tcp 192.0.2.9:443: connection reset",
             ),
             (
                 "GET http://me:secret@r.example?x, then",

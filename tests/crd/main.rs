@@ -178,7 +178,7 @@ async fn kubectl_knows_the_short_names_the_category_and_the_columns() {
     );
     assert!(table.contains("n1 "), "{table}");
     let all = cluster
-        .kubectl(&["get", "imagecache", "-o", "name"])
+        .kubectl(&["get", "imagecaching", "-o", "name"])
         .await
         .unwrap();
     assert!(
