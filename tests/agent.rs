@@ -284,5 +284,10 @@ async fn the_agent_ends_at_once_also_when_a_pull_hangs() {
         .unwrap()
         .unwrap()
         .unwrap();
-    assert_eq!(runtime.cancelled(), 1);
+    wait_for("the runtime to hear of it", SOON, async || {
+        anyhow::ensure!(runtime.cancelled() == 1);
+        Ok(())
+    })
+    .await
+    .unwrap();
 }
