@@ -133,7 +133,7 @@ impl Watch {
                 Ok(answers) => Arc::new(answers),
                 Err(error) => return error,
             };
-            if *failures > 0 || matches!(*self.observed.borrow(), Observed::Nothing) {
+            if !matches!(*self.observed.borrow(), Observed::Answers { .. }) {
                 let RuntimeStatus { name, version, .. } = &session.status;
                 info!(runtime = %name, %version, endpoint = %self.endpoint, "the runtime answers");
                 *failures = 0;
