@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use imagecache_agent::api::condition::find;
 use imagecache_agent::api::{ImageCache, ImageCacheStatus, NodeImageCache, NodeImageCacheStatus};
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::{Cluster, ClusterOptions, ImageSpec, Process, wait_for};
 
@@ -194,18 +194,15 @@ impl Fleet {
 
     /// Creates an `ImageCache`, or replaces its spec.
     pub async fn set(&self, name: &str, spec: Value) -> Result<ImageCache> {
-        let object: ImageCache = serde_json::from_value(json!({
+        // By server-side apply: the summary may be written at the same time, and that is no conflict.
+        let object = json!({
             "apiVersion": "imagecache.dev/v1alpha1", "kind": "ImageCache",
             "metadata": {"name": name}, "spec": spec,
-        }))?;
-        let caches = self.caches();
-        let Some(mut before) = caches.get_opt(name).await? else {
-            return Ok(caches.create(&PostParams::default(), &object).await?);
-        };
-        before.spec = object.spec;
-        before.metadata.managed_fields = None;
-        Ok(caches
-            .replace(name, &PostParams::default(), &before)
+        });
+        let params = PatchParams::apply("story").force();
+        Ok(self
+            .caches()
+            .patch(name, &params, &Patch::Apply(&object))
             .await?)
     }
 

@@ -162,7 +162,7 @@ async fn nothing_is_executed_and_no_state_of_a_node_keeps_images_away() -> Resul
             .await?;
         let others: Vec<_> = pods
             .lines()
-            .filter(|pod| !pod.starts_with("pod/imagecache-agent-n"))
+            .filter(|pod| !pod.starts_with("pod/imagecache-agent-"))
             .collect();
         ensure!(others.is_empty(), "{others:?}");
         Ok(())
