@@ -1,7 +1,8 @@
 //! Measures the agent on real nodes, mostly as a ratio to a raw CRI client in the same run, and writes what it measured to
 //! `docs/performance.md`. `make bench` runs it: it needs root, the servers and the static release binary.
 
-#![allow(clippy::print_stdout)]
+// Which rounds and nodes there are is known here.
+#![allow(clippy::indexing_slicing)]
 
 #[path = "../../tests/stories/fleet.rs"]
 #[allow(dead_code)]

@@ -18,7 +18,7 @@ use super::page::Number;
 const PARALLEL: usize = 2;
 const ROUNDS: usize = 5;
 const SMALL: usize = 20;
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(2);
 
 pub async fn all(program: &Path) -> Result<Vec<Number>> {
     let mut fleet = Fleet::without_agents(ClusterOptions::runtimes(&Version::ALL)).await?;
@@ -79,7 +79,7 @@ async fn pulls(fleet: &Fleet) -> Result<Vec<Number>> {
             let ours = push_small(fleet, &format!("agent-{selected}-{round}")).await?;
             // Whoever comes first has no advantage on average.
             let nodes: Vec<_> = fleet.cluster.nodes().iter().take(selected).collect();
-            let (raw, (agent, behind)) = if round % 2 == 0 {
+            let (raw, (agent, behind)) = if round.is_multiple_of(2) {
                 (
                     raw_pulls(&nodes, &raw).await?,
                     agent_pulls(fleet, &nodes, &ours).await?,
@@ -321,14 +321,16 @@ async fn memory(fleet: &Fleet) -> Result<Vec<Number>> {
                 "metadata": {"name": format!("many-{n}"), "namespace": "default"},
                 "spec": {"paused": true, "cacheSpec": [{"images": images}]},
             });
-            objects += &format!("---\n{object}\n");
+            objects.push_str("---\n");
+            objects.push_str(&object.to_string());
+            objects.push('\n');
         }
         fleet
             .cluster
             .kubectl_with(&["create", "-f", "-"], &objects)
             .await?;
         made = count;
-        let wanted = i32::try_from(count * 10)?;
+        let wanted = count * 10;
         for node in ["n1", "n2", "n3"] {
             wait_for(
                 format!("{node} to know of {wanted} images"),
