@@ -71,7 +71,7 @@ demo: root agent servers ## Show a cluster of three nodes at work (needs root; K
 	$(TARGET)/debug/testbed demo $(if $(KEEP),--keep)
 
 bench: root agent servers ## Measure, and write docs/performance.md (needs root)
-	cargo bench --profile dev --bench fleet
+	cargo bench --workspace --profile dev --bench fleet
 
 clean: ## Remove what was built here; the servers stay in their cache
 	cargo clean

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use tracing::debug;
+
 use super::platform;
 use crate::decide::desired::ImageKey;
 use crate::decide::{Desired, PresentImage};
@@ -73,7 +75,9 @@ impl Looker {
                 .or_else(|| by_name.get(resolved?))
                 .map(|image| Image::clone(image));
             let found = match listed {
-                None if !self.full_names => self.runtime.image(&question.pull_form).await?,
+                None if !self.full_names => {
+                    answered(self.runtime.image(&question.pull_form).await)?
+                }
                 listed => listed,
             };
             let found = match found {
@@ -111,7 +115,7 @@ impl Looker {
         let foreign_platform = if let Some(known) = self.platforms.get(&image.id) {
             known.clone()
         } else {
-            let platform = self.runtime.platform(name_of(key, &image)).await?;
+            let platform = answered(self.runtime.platform(name_of(key, &image)).await)?;
             let foreign = platform::foreign(platform.as_ref());
             self.platforms.insert(image.id.clone(), foreign.clone());
             foreign
@@ -122,6 +126,20 @@ impl Looker {
             bytes: image.bytes,
             foreign_platform,
         })
+    }
+}
+
+/// A question about one image that the runtime cannot answer says nothing of the others, and nothing of the runtime.
+fn answered<T>(answer: Result<Option<T>, RuntimeError>) -> Result<Option<T>, RuntimeError> {
+    match answer {
+        Err(RuntimeError::Failed { message, .. }) => {
+            debug!(
+                error = message,
+                "the runtime could not say something about an image"
+            );
+            Ok(None)
+        }
+        answer => answer,
     }
 }
 
