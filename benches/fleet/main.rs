@@ -25,9 +25,11 @@ async fn main() -> Result<()> {
         "there is no {}: run `make agent`",
         program.display()
     );
-    let numbers = measure::all(&program).await?;
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md");
-    std::fs::write(path, page::render(&numbers))?;
+    measure::all(&program, |numbers| {
+        Ok(std::fs::write(path, page::render(numbers))?)
+    })
+    .await?;
     println!("written to docs/performance.md");
     Ok(())
 }

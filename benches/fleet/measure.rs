@@ -20,24 +20,24 @@ const ROUNDS: usize = 5;
 const SMALL: usize = 20;
 const LIMIT: Duration = Duration::from_mins(2);
 
-pub async fn all(program: &Path) -> Result<Vec<Number>> {
+/// Measures everything; `keep` is told the numbers so far after each step, so that a run that is ended early is not lost.
+pub async fn all(program: &Path, keep: impl Fn(&[Number]) -> Result<()>) -> Result<()> {
     let mut fleet = Fleet::without_agents(ClusterOptions::runtimes(&Version::ALL)).await?;
     fleet.program = program.to_owned();
     fleet.apply_manifests().await?;
-    let mut numbers = vec![start(&mut fleet).await?];
+    let mut numbers = vec![size(program)?, start(&mut fleet).await?];
     fleet.start_agents(&[]).await?;
-    numbers.extend(pulls(&fleet).await?);
-    numbers.push(large(&fleet).await?);
     numbers.push(requests(&fleet).await?);
     numbers.push(label(&fleet).await?);
     numbers.push(beside_missing(&fleet).await?);
     numbers.push(spec_to_wire(&fleet).await?);
+    keep(&numbers)?;
+    numbers.extend(pulls(&fleet).await?);
+    keep(&numbers)?;
+    numbers.push(large(&fleet).await?);
+    keep(&numbers)?;
     numbers.extend(memory(&fleet).await?);
-    numbers.push(size(program)?);
-    for number in &numbers {
-        println!("{}: {} (aim {})", number.what, number.measured, number.aim);
-    }
-    Ok(numbers)
+    keep(&numbers)
 }
 
 /// From the start of the process to `/readyz`.
@@ -102,7 +102,9 @@ async fn pulls(fleet: &Fleet) -> Result<Vec<Number>> {
             measured: format!("{one:.2} × raw"),
             aim: "1.10",
             is_met: one <= 1.10,
-            note: format!("from the request that creates the object; median of {ROUNDS} pairs"),
+            note: format!(
+                "from the request that creates the object, so the write, the watch and a question per image are in it; median of {ROUNDS} pairs"
+            ),
         },
         Number {
             what: "the same on three nodes at once",
@@ -110,7 +112,7 @@ async fn pulls(fleet: &Fleet) -> Result<Vec<Number>> {
             aim: "1.15",
             is_met: three <= 1.15,
             note: format!(
-                "the raw clients of the three nodes run at once too; median of {ROUNDS} pairs"
+                "the raw clients of the three nodes run at once too; the agents, the API server and what looks on share the cores with the three runtimes here; median of {ROUNDS} pairs"
             ),
         },
         Number {
@@ -137,8 +139,14 @@ async fn large(fleet: &Fleet) -> Result<Number> {
             fleet.cluster.registry().push(&name, &image).await?;
             names.push(vec![fleet.image(&name)]);
         }
-        let raw = raw_pulls(&nodes, &names[0]).await?;
-        let (agent, _) = agent_pulls(fleet, &nodes, &names[1]).await?;
+        // Whoever comes second meets a disk that still writes.
+        let (raw, agent) = if round.is_multiple_of(2) {
+            let raw = raw_pulls(&nodes, &names[0]).await?;
+            (raw, agent_pulls(fleet, &nodes, &names[1]).await?.0)
+        } else {
+            let agent = agent_pulls(fleet, &nodes, &names[1]).await?.0;
+            (raw_pulls(&nodes, &names[0]).await?, agent)
+        };
         println!("300 MB, round {round}: raw {raw:?}, agent {agent:?}");
         ratios.push(agent.as_secs_f64() / raw.as_secs_f64());
         for images in &names {
@@ -261,7 +269,9 @@ async fn beside_missing(fleet: &Fleet) -> Result<Number> {
         measured: seconds(median),
         aim: "1 s",
         is_met: median <= Duration::from_secs(1),
-        note: format!("three nodes; median of {ROUNDS}"),
+        note: format!(
+            "three nodes; while images are waiting or being tried, a node reports once a second, so a second report waits for its turn; median of {ROUNDS}"
+        ),
     })
 }
 
