@@ -93,7 +93,7 @@ async fn agents_runtimes_and_api_server_are_killed_during_pulls() -> Result<()> 
                 .until_on(node, &proxy.reference("lab/big:3"), SOON)
                 .await?;
         }
-        tokio::time::sleep(Duration::from_secs(15).saturating_sub(away.elapsed())).await;
+        tokio::time::sleep(Duration::from_secs(30).saturating_sub(away.elapsed())).await;
         fleet.cluster.start_api_server().await?;
         let status = fleet.until_ready("big", SOON * 3).await?;
         ensure!(status.ready_nodes == 3);
