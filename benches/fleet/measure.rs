@@ -5,39 +5,62 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use imagecache_agent::runtime::{Endpoint, Runtime};
+use futures::{StreamExt, TryStreamExt};
+use imagecache_agent::api::ImageCache;
+use imagecache_agent::runtime::{Containerd, Endpoint, Runtime};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::json;
 use testbed::{ClusterOptions, FaultProxy, ImageSpec, Listen, Node, Version, wait_for};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::fleet::{Fleet, SOON};
 use super::page::Number;
 
 /// Pulls at a time, of the agent and of the raw client.
 const PARALLEL: usize = 2;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 6;
 const SMALL: usize = 20;
+const LARGE_ROUNDS: u64 = 6;
+/// Memory as it is after a start comes first, and the largest cluster last.
+const STAGES: [&str; 8] = [
+    "memory", "requests", "label", "missing", "wire", "small", "large", "many",
+];
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// Measures everything; `keep` is told the numbers so far after each step, so that a run that is ended early is not lost.
-pub async fn all(program: &Path, keep: impl Fn(&[Number]) -> Result<()>) -> Result<()> {
+/// Measures everything, or only the stages of these names beside what every run begins with; `keep` is told the numbers so far and
+/// the stages to come, so that a run that is ended early is not lost.
+pub async fn all(
+    program: &Path,
+    only: &[String],
+    keep: impl Fn(&[Number], &[&str]) -> Result<()>,
+) -> Result<()> {
     let mut fleet = Fleet::without_agents(ClusterOptions::runtimes(&Version::ALL)).await?;
     fleet.program = program.to_owned();
     fleet.apply_manifests().await?;
     let mut numbers = vec![size(program)?, start(&mut fleet).await?];
     fleet.start_agents(&[]).await?;
-    numbers.push(requests(&fleet).await?);
-    numbers.push(label(&fleet).await?);
-    numbers.push(beside_missing(&fleet).await?);
-    numbers.push(spec_to_wire(&fleet).await?);
-    keep(&numbers)?;
-    numbers.extend(pulls(&fleet).await?);
-    keep(&numbers)?;
-    numbers.push(large(&fleet).await?);
-    keep(&numbers)?;
-    numbers.extend(memory(&fleet).await?);
-    keep(&numbers)
+    for (index, stage) in STAGES.into_iter().enumerate() {
+        if !only.is_empty() && only.iter().all(|name| name != stage) {
+            continue;
+        }
+        match stage {
+            "memory" => numbers.push(memory(&fleet, 100, "16 MB", 16.0).await?),
+            "requests" => numbers.push(requests(&fleet).await?),
+            "label" => numbers.push(label(&fleet).await?),
+            "missing" => numbers.push(beside_missing(&fleet).await?),
+            "wire" => numbers.push(spec_to_wire(&fleet).await?),
+            "small" => numbers.extend(pulls(&fleet).await?),
+            "large" => numbers.push(large(&fleet).await?),
+            _ => numbers.push(memory(&fleet, 2000, "32 MB", 32.0).await?),
+        }
+        keep(&numbers, STAGES.get(index + 1..).unwrap_or_default())?;
+    }
+    for number in &numbers {
+        println!("{}: {} (aim {})", number.what, number.measured, number.aim);
+    }
+    Ok(())
 }
 
 /// From the start of the process to `/readyz`.
@@ -60,7 +83,7 @@ async fn start(fleet: &mut Fleet) -> Result<Number> {
         agent.terminate()?;
         agent.wait(Duration::from_secs(10)).await?;
     }
-    let median = median(times);
+    let median = median(&times);
     Ok(Number {
         what: "start of the process to ready",
         measured: seconds(median),
@@ -95,7 +118,7 @@ async fn pulls(fleet: &Fleet) -> Result<Vec<Number>> {
             lag.push(behind);
         }
     }
-    let (one, three, lag) = (median_ratio(one), median_ratio(three), median(lag));
+    let (one, three, lag) = (median_ratio(one), median_ratio(three), median(&lag));
     Ok(vec![
         Number {
             what: "20 small images on one node, create to all present",
@@ -103,7 +126,7 @@ async fn pulls(fleet: &Fleet) -> Result<Vec<Number>> {
             aim: "1.10",
             is_met: one <= 1.10,
             note: format!(
-                "from the request that creates the object, so the write, the watch and a question per image are in it; median of {ROUNDS} pairs"
+                "from the request that creates the object, so two writes to the API server and a watch event are in it, some 30 ms; median of {ROUNDS} pairs"
             ),
         },
         Number {
@@ -112,7 +135,7 @@ async fn pulls(fleet: &Fleet) -> Result<Vec<Number>> {
             aim: "1.15",
             is_met: three <= 1.15,
             note: format!(
-                "the raw clients of the three nodes run at once too; the agents, the API server and what looks on share the cores with the three runtimes here; median of {ROUNDS} pairs"
+                "the raw clients of the three nodes run at once too, and fill both cores with three runtimes; three agents and an API server then share these cores, which no node does; median of {ROUNDS} pairs"
             ),
         },
         Number {
@@ -128,7 +151,7 @@ async fn pulls(fleet: &Fleet) -> Result<Vec<Number>> {
 async fn large(fleet: &Fleet) -> Result<Number> {
     let mut ratios = Vec::new();
     let nodes: Vec<_> = fleet.cluster.nodes().iter().take(1).collect();
-    for round in 0..3_u64 {
+    for round in 0..LARGE_ROUNDS {
         let mut names = Vec::new();
         for kind in ["raw", "agent"] {
             let name = format!("bench/large-{kind}:{round}");
@@ -159,7 +182,9 @@ async fn large(fleet: &Fleet) -> Result<Number> {
         measured: format!("{ratio:.2} × raw"),
         aim: "1.02",
         is_met: ratio <= 1.02,
-        note: "containerd 2.4; median of 3 pairs".to_owned(),
+        note: format!(
+            "containerd 2.4; the 30 ms before a pull and its lease are in it, which is more than the aim leaves on a local disk, and the pairs differ by more than that; median of {LARGE_ROUNDS} pairs, in turns of who comes first"
+        ),
     })
 }
 
@@ -188,15 +213,14 @@ async fn requests(fleet: &Fleet) -> Result<Number> {
         counts.push(ours);
         remove(fleet, "requests").await?;
     }
-    counts.sort_unstable();
-    let count = counts[counts.len() / 2];
+    let count = counts.into_iter().max().unwrap_or_default();
     Ok(Number {
         what: "API requests for 10 images on each of three nodes, create to Ready",
         measured: count.to_string(),
         aim: "12",
         is_met: count <= 12,
         note: format!(
-            "without watches, and without the election's, which go on at all times; median of {ROUNDS}"
+            "without watches, and without the election's, which go on at all times; the most of {ROUNDS}"
         ),
     })
 }
@@ -216,7 +240,7 @@ async fn label(fleet: &Fleet) -> Result<Number> {
         fleet.label("n1", "round", None).await?;
     }
     remove(fleet, "label").await?;
-    let median = median(times);
+    let median = median(&times);
     Ok(Number {
         what: "a label on a node to the image there",
         measured: seconds(median),
@@ -263,19 +287,17 @@ async fn beside_missing(fleet: &Fleet) -> Result<Number> {
         times.push(there.elapsed());
         remove(fleet, "missing").await?;
     }
-    let median = median(times);
+    let median = median(&times);
     Ok(Number {
         what: "good images beside a missing tag: present to counted in the status",
         measured: seconds(median),
         aim: "1 s",
         is_met: median <= Duration::from_secs(1),
-        note: format!(
-            "three nodes; while images are waiting or being tried, a node reports once a second, so a second report waits for its turn; median of {ROUNDS}"
-        ),
+        note: format!("three nodes; median of {ROUNDS}"),
     })
 }
 
-/// From the answer to an edit to the runtime's first request for the image, seen at a proxy before the registry.
+/// From the request that edits to the runtime's first request for the image, seen at a proxy before the registry.
 async fn spec_to_wire(fleet: &Fleet) -> Result<Number> {
     let registry = fleet.cluster.registry();
     let proxy = FaultProxy::start(fleet.cluster.lab(), Listen::Bridge, registry.address()).await?;
@@ -304,7 +326,7 @@ async fn spec_to_wire(fleet: &Fleet) -> Result<Number> {
         fleet.until_ready("wire", SOON).await?;
     }
     remove(fleet, "wire").await?;
-    let median = median(times);
+    let median = median(&times);
     Ok(Number {
         what: "an edit to the pull on the wire, p50",
         measured: format!("{:.0} ms", median.as_secs_f64() * 1000.0),
@@ -316,69 +338,77 @@ async fn spec_to_wire(fleet: &Fleet) -> Result<Number> {
     })
 }
 
-/// Resident memory with many `ImageCaches` of ten images, of which none select a node.
-async fn memory(fleet: &Fleet) -> Result<Vec<Number>> {
-    let mut numbers = Vec::new();
-    let mut made = 0;
-    for (count, aim, limit) in [(100, "16 MB", 16.0), (2000, "32 MB", 32.0)] {
-        let mut objects = String::new();
-        for n in made..count {
+/// Resident memory with many `ImageCaches` of ten images that select every node.
+async fn memory(fleet: &Fleet, count: i32, aim: &'static str, limit: f64) -> Result<Number> {
+    let caches = Api::<ImageCache>::namespaced(fleet.cluster.client(), "default");
+    let begun = Instant::now();
+    futures::stream::iter(0..count)
+        .map(|n| {
             let images: Vec<_> = (0..10)
                 .map(|image| format!("registry.example/team-{n}/app-{image}:1.2.3"))
                 .collect();
             let object = json!({
                 "apiVersion": "imagecache.dev/v1alpha1", "kind": "ImageCache",
-                "metadata": {"name": format!("many-{n}"), "namespace": "default"},
+                "metadata": {"name": format!("many-{n}")},
                 "spec": {"paused": true, "cacheSpec": [{"images": images}]},
             });
-            objects.push_str("---\n");
-            objects.push_str(&object.to_string());
-            objects.push('\n');
-        }
-        fleet
-            .cluster
-            .kubectl_with(&["create", "-f", "-"], &objects)
-            .await?;
-        made = count;
-        let wanted = count * 10;
-        for node in ["n1", "n2", "n3"] {
-            wait_for(
-                format!("{node} to know of {wanted} images"),
-                LIMIT,
-                async || {
-                    let report = fleet.report(node).await?.context("no report")?;
-                    ensure!(report.total >= wanted, "{} images", report.total);
-                    Ok(())
-                },
-            )
-            .await?;
-        }
-        // The elected agent summarizes all of them; memory is read when that is over.
-        wait_for("every summary", LIMIT * 3, async || {
-            let last = fleet.status(&format!("many-{}", count - 1)).await?;
-            ensure!(last.desired_nodes == 3);
-            Ok(())
+            let caches = &caches;
+            async move {
+                let object = serde_json::from_value(object)?;
+                caches.create(&PostParams::default(), &object).await?;
+                anyhow::Ok(())
+            }
         })
+        .buffer_unordered(PARALLEL)
+        .try_collect::<()>()
         .await?;
-        let mut resident = Vec::new();
-        for node in ["n1", "n2", "n3"] {
-            resident.push(resident_megabytes(fleet.agent(node)?.pid())?);
-        }
-        println!("{count} ImageCaches: {resident:?} MB");
-        let most = resident.iter().copied().fold(0.0, f64::max);
-        numbers.push(Number {
-            what: if count == 100 {
-                "resident memory with 100 ImageCaches of 10 images"
-            } else {
-                "resident memory with 2,000 ImageCaches of 10 images"
-            },
-            measured: format!("{most:.1} MB"),
-            aim,
-            is_met: most <= limit,
-            note: "all of them select every node and are paused; the largest of three agents, the elected one among them".to_owned(),
+    println!("{count} ImageCaches made after {:?}", begun.elapsed());
+    // The elected agent sums all of them up; memory is read when that is over.
+    let wanted = count * 10;
+    loop {
+        let list = caches.list(&ListParams::default()).await?;
+        let summed = list.iter().filter(|cache| {
+            let status = cache.status.as_ref();
+            status.is_some_and(|status| status.desired_nodes == 3)
         });
+        let (summed, mut reported) = (summed.count(), 0);
+        for node in ["n1", "n2", "n3"] {
+            let report = fleet.report(node).await?;
+            reported += usize::from(report.is_some_and(|report| report.total >= wanted));
+        }
+        println!(
+            "after {:?}: {summed} summed up, {reported} nodes know all",
+            begun.elapsed()
+        );
+        if summed == list.items.len() && reported == 3 {
+            break;
+        }
+        ensure!(
+            begun.elapsed() < LIMIT * 5,
+            "{count} ImageCaches were not summed up"
+        );
+        tokio::time::sleep(Duration::from_secs(2)).await;
     }
-    Ok(numbers)
+    let mut most = 0.0_f64;
+    for node in ["n1", "n2", "n3"] {
+        let (resident, files) = resident_megabytes(fleet.agent(node)?.pid())?;
+        println!("{node}: {resident:.1} MB, of it {files:.1} MB of the program's file");
+        most = most.max(resident);
+    }
+    caches
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await?;
+    Ok(Number {
+        what: if count == 100 {
+            "resident memory with 100 ImageCaches of 10 images"
+        } else {
+            "resident memory with 2,000 ImageCaches of 10 images"
+        },
+        measured: format!("{most:.1} MB"),
+        aim,
+        is_met: most <= limit,
+        note: "all of them select every node and are paused; the largest of three agents: the elected one, which also keeps what it wrote into each status; 8.7 MB of it are the program's own pages; read right after all were made one by one, with what the allocator has not given back".to_owned(),
+    })
 }
 
 fn size(program: &Path) -> Result<Number> {
@@ -458,16 +488,24 @@ async fn present(node: &Node, images: &[String]) -> Result<()> {
     all_there(&Runtime::new(endpoint, SOON), images).await
 }
 
-/// Asks one image after the other, so that looking on costs the node next to nothing.
+/// Asks when the runtime tells of a change, so that looking on costs the node next to nothing.
 async fn all_there(runtime: &Runtime, images: &[String]) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    for image in images {
-        while runtime.image(image).await?.is_none() {
-            ensure!(Instant::now() < end, "{image} did not arrive");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    let containerd = Containerd::ask(runtime).await?.context("no containerd")?;
+    let mut events = containerd.image_events().await?;
+    let arrive = async {
+        for image in images {
+            while runtime.image(image).await?.is_none() {
+                // An image may be told of a moment before it is shown.
+                if let Ok(event) = timeout(Duration::from_millis(50), events.next()).await {
+                    event?;
+                }
+            }
         }
-    }
-    Ok(())
+        anyhow::Ok(())
+    };
+    timeout(LIMIT, arrive)
+        .await
+        .context("not all images arrived")?
 }
 
 async fn remove(fleet: &Fleet, name: &str) -> Result<()> {
@@ -475,28 +513,31 @@ async fn remove(fleet: &Fleet, name: &str) -> Result<()> {
     Ok(())
 }
 
-fn resident_megabytes(pid: u32) -> Result<f64> {
+/// What a process has in memory, and how much of that are pages of files.
+fn resident_megabytes(pid: u32) -> Result<(f64, f64)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmRSS:"))
-        .context("no VmRSS")?;
-    let kilobytes: f64 = line
-        .split_whitespace()
-        .nth(1)
-        .context("no number")?
-        .parse()?;
-    Ok(kilobytes * 1024.0 / 1e6)
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name));
+        let kilobytes: f64 = line
+            .and_then(|line| line.split_whitespace().nth(1))
+            .with_context(|| format!("no {name}"))?
+            .parse()?;
+        anyhow::Ok(kilobytes * 1024.0 / 1e6)
+    };
+    Ok((field("VmRSS:")?, field("RssFile:")?))
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
+/// Of an even number of times, the middle of the two in the middle.
+fn median(times: &[Duration]) -> Duration {
+    Duration::from_secs_f64(median_ratio(
+        times.iter().map(Duration::as_secs_f64).collect(),
+    ))
 }
 
 fn median_ratio(mut ratios: Vec<f64>) -> f64 {
     ratios.sort_by(f64::total_cmp);
-    ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
+    let middle = |index: usize| ratios.get(index).copied().unwrap_or(f64::NAN);
+    f64::midpoint(middle(ratios.len() / 2), middle((ratios.len() - 1) / 2))
 }
 
 fn seconds(time: Duration) -> String {

@@ -14,7 +14,8 @@ pub struct Number {
     pub note: String,
 }
 
-pub fn render(numbers: &[Number]) -> String {
+/// The page. `to_come` are the stages that were not run yet.
+pub fn render(numbers: &[Number], to_come: &[&str]) -> String {
     let mut page = String::from(
         "# Performance\n\n\
          Written by `make bench` (as root). Ratios compare with a raw CRI client, two pulls at a time, in the same run on the same\n\
@@ -35,6 +36,9 @@ pub fn render(numbers: &[Number]) -> String {
             "| {} | {} | {} | {met} | {} |",
             number.what, number.measured, number.aim, number.note
         );
+    }
+    if !to_come.is_empty() {
+        let _ = writeln!(page, "\nNot measured in this run: {}.", to_come.join(", "));
     }
     page
 }
