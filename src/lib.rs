@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`api`] | the two resources, their reasons and conditions |
 //! | [`image`] | image references |
+//! | [`credentials`] | registry credentials, found as the kubelet finds them |
 //! | [`decide`] | pure functions: what is wanted, what to do now, what to report |
 //! | [`runtime`] | the node's container runtime, over its socket |
 //! | [`telemetry`] | logs, metrics, health |
@@ -18,6 +19,7 @@ pub mod agent;
 pub mod api;
 pub mod cli;
 pub mod cluster;
+pub mod credentials;
 pub mod decide;
 pub mod image;
 pub mod rollup;

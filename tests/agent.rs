@@ -4,12 +4,14 @@
 
 mod fake_cri;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use imagecache_agent::agent::{self, Channels, Settings};
 use imagecache_agent::api::condition::find;
 use imagecache_agent::api::{ImageCacheSpec, ImageList, ImageState, NodeImageCacheStatus, Reason};
+use imagecache_agent::credentials::NoCluster;
 use imagecache_agent::decide::world::Runtime;
 use imagecache_agent::decide::{Cache, CacheName, Caches, Inputs, Known, Node, Timing};
 use imagecache_agent::telemetry::Metrics;
@@ -49,6 +51,8 @@ impl Agent {
             reports,
             runtime: watch::channel(Runtime::default()).0,
             downloads: None,
+            secrets: Arc::new(NoCluster),
+            awaited: watch::channel(BTreeSet::new()).0,
             metrics: Metrics::default(),
         };
         let task = tokio::spawn(agent::run(settings, channels, stop.clone()));
@@ -89,7 +93,7 @@ impl Agent {
         self.inputs.send_replace(Inputs {
             caches: Known::Known(Arc::new(caches)),
             node: Known::Known(Node::default()),
-            reported: None,
+            ..Inputs::default()
         });
     }
 

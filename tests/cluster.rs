@@ -4,12 +4,13 @@
 // A story is told in one piece.
 #![allow(clippy::too_many_lines)]
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use imagecache_agent::api::{NodeImageCache, NodeImageCacheStatus};
-use imagecache_agent::cluster::{self, Cluster, Scale, lease};
+use imagecache_agent::cluster::{self, Cluster, ClusterSecrets, Scale, lease};
 use imagecache_agent::decide::{Inputs, Node, Timing};
 use imagecache_agent::telemetry::Metrics;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -50,7 +51,12 @@ impl Side {
         let stop = CancellationToken::new();
         let task = tokio::spawn({
             let (node, stop) = (node.to_owned(), stop.clone());
-            async move { cluster::serve(&cluster, &node, &inputs, reported, scaled, &stop).await }
+            async move {
+                let secrets = Arc::new(ClusterSecrets::new(&cluster, "imagecache-system"));
+                let (_awaited, awaited) = watch::channel(BTreeSet::new());
+                let watched = (secrets, awaited);
+                cluster::serve(&cluster, &node, &inputs, reported, scaled, watched, &stop).await;
+            }
         });
         Self {
             inputs: told,
@@ -406,6 +412,17 @@ async fn a_report_costs_one_request_and_survives_what_is_done_to_its_object() {
         .unwrap();
     side.report(9);
     reported("the deleted report", &uid, 9).await;
+
+    // Somebody else wrote its status, or took its owner away: a look sets it right.
+    for patch in [
+        json!({"status": {"ready": 99}}),
+        json!({"metadata": {"ownerReferences": []}}),
+    ] {
+        let (patch, params) = (Patch::Merge(patch), PatchParams::default());
+        reports.patch_status("n1", &params, &patch).await.unwrap();
+        reports.patch("n1", &params, &patch).await.unwrap();
+        reported("the edited report", &uid, 9).await;
+    }
 
     // The Node created anew owns it, and the deletion of the old one takes only what it owned.
     let nodes = Api::<NodeObject>::all(bed.client());

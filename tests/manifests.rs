@@ -18,6 +18,9 @@ use testbed::{Bound, Cluster, ClusterOptions, wait_for};
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests");
 const AGENT: &str = "system:serviceaccount:imagecache-system:imagecache-agent";
 
+/// As the agents' `ServiceAccount`, for `kubectl auth can-i`.
+const AS_AGENT: &str = "--as=system:serviceaccount:imagecache-system:imagecache-agent";
+
 async fn cluster() -> Cluster {
     let cluster = Cluster::start(ClusterOptions::control_plane())
         .await
@@ -42,7 +45,7 @@ async fn one_apply_gives_everything_and_a_second_changes_nothing() {
         .kubectl(&["apply", "--warnings-as-errors", "-k", MANIFESTS])
         .await
         .unwrap();
-    assert_eq!(said.lines().count(), 14, "{said}");
+    assert_eq!(said.lines().count(), 15, "{said}");
     assert!(
         said.lines().all(|line| line.ends_with(" unchanged")),
         "{said}"
@@ -67,6 +70,40 @@ async fn one_apply_gives_everything_and_a_second_changes_nothing() {
             "{overlay}"
         );
     }
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn the_component_lets_the_agents_read_secrets_everywhere() {
+    let cluster = cluster().await;
+    let secret = ["auth", "can-i", "get", "secrets", "-n", "team", AS_AGENT];
+    assert!(
+        cluster.kubectl(&secret).await.is_err(),
+        "without it they may not"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    // A kustomization takes no absolute paths.
+    let depth = folder.path().canonicalize().unwrap().components().count() - 1;
+    let manifests = format!(
+        "{}{}",
+        "../".repeat(depth),
+        MANIFESTS.trim_start_matches('/')
+    );
+    let kustomization = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{manifests}]\n\
+         components: [{manifests}/components/pull-secrets-everywhere]\n"
+    );
+    fs::write(folder.path().join("kustomization.yaml"), kustomization).unwrap();
+    let path = folder.path().to_string_lossy();
+    let apply = ["apply", "--warnings-as-errors", "-k", &path];
+    let said = cluster.kubectl(&apply).await.unwrap();
+    let changed: Vec<_> = said
+        .lines()
+        .filter(|line| !line.ends_with(" unchanged"))
+        .collect();
+    let binding = "clusterrolebinding.rbac.authorization.k8s.io/imagecache-pull-secrets created";
+    assert_eq!(changed, [binding]);
+    assert_eq!(cluster.kubectl(&secret).await.unwrap().trim(), "yes");
 }
 
 #[tokio::test]

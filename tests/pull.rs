@@ -5,11 +5,14 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
+use imagecache_agent::runtime::{self, Runtime};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testbed::{
-    Containerd, ContainerdOptions, ImageSpec, Lab, Registry, RegistryOptions, Version,
-    other_architecture,
+    Containerd, ContainerdOptions, FaultProxy, ImageSpec, Lab, Listen, Registry, RegistryOptions,
+    Version, other_architecture, wait_for,
 };
 
 /// Runs `imagecache-agent pull` to its end, with this on standard input.
@@ -43,7 +46,7 @@ struct Machine {
     registry: Registry,
     runtime: Containerd,
     socket: String,
-    _lab: Arc<Lab>,
+    lab: Arc<Lab>,
 }
 
 async fn machine(version: Version) -> Machine {
@@ -60,7 +63,7 @@ async fn machine(version: Version) -> Machine {
         registry,
         runtime,
         socket,
-        _lab: lab,
+        lab,
     }
 }
 
@@ -190,10 +193,69 @@ async fn every_failure_is_a_line_with_its_cause() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root and the servers: make test"]
+async fn an_interrupted_run_is_gone_on_with_by_the_next_one() {
+    for version in Version::ALL {
+        let machine = machine(version).await;
+        let size = 20_000_000;
+        let image = ImageSpec::scratch().layer(1, size).layer(2, size);
+        machine.registry.push("big:1", &image).await.unwrap();
+        let (lab, address) = (&machine.lab, machine.registry.address());
+        let proxy = FaultProxy::start(lab, Listen::default(), address)
+            .await
+            .unwrap();
+        machine
+            .runtime
+            .mirror(&proxy.host(), &proxy.url(), None)
+            .unwrap();
+        let reference = proxy.reference("big:1");
+        let bytes = || {
+            let requests = proxy.requests().into_iter();
+            let blobs = requests.filter(|request| request.path.contains("/blobs/"));
+            usize::try_from(blobs.map(|request| request.bytes).sum::<u64>()).unwrap()
+        };
+
+        proxy.limit(Some(10_000_000));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_imagecache-agent"));
+        command.args(["pull", &machine.socket, &reference]);
+        let interrupted = command.stdout(Stdio::piped()).spawn().unwrap();
+        wait_for("half of it", Duration::from_secs(20), async || {
+            anyhow::ensure!(bytes() > size, "{} bytes", bytes());
+            Ok(())
+        })
+        .await
+        .unwrap();
+        let pid = Pid::from_child(&interrupted);
+        kill_process(pid, Signal::INT).unwrap();
+        let (code, out, _) = told(&interrupted.wait_with_output().unwrap());
+        assert_eq!(code, Some(1), "{out}");
+        assert!(out.starts_with("0 of 1 images are present\n"), "{out}");
+
+        proxy.limit(None);
+        let (code, out, err) = told(&pull(&[&machine.socket, &reference], ""));
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert!(
+            bytes() * 100 < 2 * size * 105,
+            "{version}: {} bytes",
+            bytes()
+        );
+        let containerd = Runtime::new(
+            machine.runtime.socket().to_string_lossy().parse().unwrap(),
+            Duration::from_secs(20),
+        );
+        let containerd = runtime::Containerd::ask(&containerd)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(containerd.leases().await.unwrap(), []);
+    }
+}
+
 #[test]
 fn a_mistake_is_named_and_nothing_is_pulled() {
     let rows: [(&[&str], &str, &str); 5] = [
-        (&[], "", "<IMAGE"),
+        (&[], "", "<IMAGE|--file <FILE>>"),
         (
             &["UPPER"],
             "",

@@ -38,6 +38,10 @@ struct Bed {
 
 impl Bed {
     async fn start() -> Self {
+        Self::start_with(&Timing::default()).await
+    }
+
+    async fn start_with(timing: &Timing) -> Self {
         let cluster = testbed::Cluster::start(ClusterOptions::control_plane())
             .await
             .unwrap();
@@ -59,7 +63,7 @@ impl Bed {
             .await
             .unwrap();
         let connect = async |config| {
-            Cluster::connect(Some(config), &Timing::default(), Metrics::default())
+            Cluster::connect(Some(config), timing, Metrics::default())
                 .await
                 .unwrap()
         };
@@ -458,5 +462,47 @@ async fn a_new_leader_goes_on_where_the_last_one_stopped() -> Result<()> {
     let images = vec![image("r.example/anew:1", ImageState::Ready, None)];
     bed.report(&node, &anew, &[(0, 1, 1)], images).await;
     bed.until_ready("other", "True", "AllNodesReady").await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root and the servers: make test"]
+async fn a_status_that_somebody_edits_by_hand_is_set_right() -> Result<()> {
+    let bed = Bed::start_with(&Timing {
+        own_object: Duration::from_secs(2),
+        ..Timing::default()
+    })
+    .await;
+    bed.elect();
+    let node = bed.cluster.create_node("n1").await?;
+    let cache = bed.cache("web", json!([{"images": [A]}])).await;
+    let failed = vec![image(A, ImageState::Failed, None)];
+    bed.report(&node, &cache, &[(0, 0, 1)], failed).await;
+    let right = bed.until("web", |status| status.failed_nodes == 1).await;
+    for lie in [
+        json!({"readyNodes": 99, "conditions": [{
+            "type": "Ready", "status": "True", "reason": "Hand", "message": "by hand", "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }]}),
+        json!(null),
+    ] {
+        let lie = json!({"status": lie}).to_string();
+        let patch = [
+            "patch",
+            "ic",
+            "web",
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &lie,
+        ];
+        bed.cluster.kubectl(&patch).await?;
+        assert_ne!(bed.status("web").await, right);
+        let again = bed.until_ready("web", "False", "NodesNotReady").await;
+        assert_eq!(
+            (again.ready_nodes, again.failed_nodes, &again.nodes),
+            (0, 1, &right.nodes)
+        );
+    }
     Ok(())
 }

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::net::TcpListener;
-use std::process::Command;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// Exit code and standard error of `imagecache-agent run`, which has to fail at once.
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
@@ -48,7 +52,7 @@ fn a_kubeconfig_that_is_not_there_is_named_and_its_cause_said_once() {
         "--admin-addr=127.0.0.1:0",
         "--kubeconfig=/no/such",
     ]);
-    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(code, Some(2), "{said}");
     assert!(
         said.contains("cannot use the kubeconfig /no/such"),
         "{said}"
@@ -59,9 +63,82 @@ fn a_kubeconfig_that_is_not_there_is_named_and_its_cause_said_once() {
 #[test]
 fn outside_a_pod_a_kubeconfig_is_asked_for() {
     let (code, said) = run(&["--node-name=n1", "--admin-addr=127.0.0.1:0"]);
-    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(code, Some(2), "{said}");
     assert!(
         said.contains("name a kubeconfig with --kubeconfig"),
         "{said}"
     );
+}
+
+#[test]
+fn a_namespace_that_is_none_is_named_with_its_flag() {
+    for namespace in ["X Y", "a.b", "-a", ""] {
+        let (code, said) = run(&["--node-name=n1", &format!("--namespace={namespace}")]);
+        assert_eq!(code, Some(2), "{said}");
+        let words = "error: --namespace (or POD_NAMESPACE): ";
+        assert!(
+            said.starts_with(words) && said.contains(namespace),
+            "{said}"
+        );
+    }
+}
+
+/// Standard error that takes nothing: a disk that is full.
+fn with_full_stderr(arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_imagecache-agent"))
+        .args(arguments)
+        .env_remove("NODE_NAME")
+        .stderr(File::options().write(true).open("/dev/full").unwrap())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_standard_error_that_cannot_be_written_changes_no_exit_code() {
+    for arguments in [&["run"][..], &["pull", "-f", "/no/such"]] {
+        let mut child = with_full_stderr(arguments);
+        assert_eq!(child.wait().unwrap().code(), Some(2), "{arguments:?}");
+    }
+}
+
+/// It warns of the socket and of the API server that are not there: its log lines are lost, and it goes on.
+#[test]
+fn a_standard_error_that_cannot_be_written_does_not_end_the_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    let cluster = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}]}"#;
+    fs::write(&kubeconfig, cluster).unwrap();
+    let admin = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let mut agent = with_full_stderr(&[
+        "run",
+        "--node-name=n1",
+        &format!("--kubeconfig={}", kubeconfig.display()),
+        &format!("--admin-addr={admin}"),
+        "--runtime-endpoint=/no/such.sock",
+    ]);
+    // Both are noted in what it says of its readiness, after they were logged.
+    let end = Instant::now() + Duration::from_secs(20);
+    let readiness = loop {
+        let mut answer = String::new();
+        let asked = TcpStream::connect(admin).and_then(|mut stream| {
+            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+            stream.read_to_string(&mut answer)
+        });
+        if asked.is_ok() && answer.contains("/no/such.sock") || Instant::now() > end {
+            break answer;
+        }
+        assert_eq!(agent.try_wait().unwrap(), None, "it ended");
+        sleep(Duration::from_millis(25));
+    };
+    assert!(readiness.contains("/no/such.sock"), "{readiness}");
+    assert_eq!(agent.try_wait().unwrap(), None, "it ended");
+    agent.kill().unwrap();
+    agent.wait().unwrap();
 }

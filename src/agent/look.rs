@@ -1,37 +1,44 @@
 //! Asking the runtime which of the wanted images it has.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tracing::debug;
 
 use super::platform;
 use crate::decide::desired::ImageKey;
-use crate::decide::{Desired, PresentImage};
-use crate::runtime::{Image, Runtime, RuntimeError};
+use crate::decide::{Answers, Desired, PresentImage};
+use crate::image::Reference;
+use crate::runtime::{Image, Platform, Runtime, RuntimeError};
 
 /// A wanted image, as the runtime can be asked for it.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Question {
-    /// The name as a pull would send it: as written, with a tag or digest.
-    pub pull_form: String,
+    /// The reference.
+    pub reference: Reference,
     /// What the runtime called the image when it was pulled.
-    pub resolved: Option<String>,
+    pub resolved: Option<Arc<str>>,
+}
+
+impl PartialEq for Question {
+    /// Another spelling is another question: not every runtime understands a short name as the same one.
+    fn eq(&self, other: &Self) -> bool {
+        self.reference.as_written() == other.reference.as_written()
+            && self.resolved == other.resolved
+    }
 }
 
 /// The questions for all wanted images.
 pub type Questions = BTreeMap<ImageKey, Question>;
 
-/// The runtime's answers: what it has under each name.
-pub type Answers = BTreeMap<ImageKey, Option<PresentImage>>;
-
 /// The questions for what is wanted. Names that do not parse are not asked for.
-pub fn questions(desired: &Desired, resolved: &BTreeMap<ImageKey, String>) -> Questions {
+pub fn questions(desired: &Desired, resolved: &BTreeMap<ImageKey, Arc<str>>) -> Questions {
     desired
         .images
         .iter()
         .filter_map(|(key, wanted)| {
             let question = Question {
-                pull_form: wanted.reference.as_ref().ok()?.pull_form(),
+                reference: wanted.reference.as_ref().ok()?.clone(),
                 resolved: resolved.get(key).cloned(),
             };
             Some((key.clone(), question))
@@ -76,13 +83,13 @@ impl Looker {
                 .map(|image| Image::clone(image));
             let found = match listed {
                 None if !self.full_names => {
-                    answered(self.runtime.image(&question.pull_form).await)?
+                    answered(self.runtime.image(&question.reference.pull_form()).await)?
                 }
                 listed => listed,
             };
             let found = match found {
                 None => None,
-                Some(image) => Some(self.present(key, image).await?),
+                Some(image) => Some(Arc::new(self.present(key, image).await?)),
             };
             answers.insert(key.clone(), found);
         }
@@ -93,17 +100,30 @@ impl Looker {
 
     /// Asks for one image.
     pub async fn find(
-        &mut self,
+        &self,
         key: &ImageKey,
         question: &Question,
     ) -> Result<Option<PresentImage>, RuntimeError> {
-        let mut found = self.runtime.image(key).await?;
+        let mut found = self.describe(key).await?;
         if found.is_none() && !self.full_names {
-            found = self.runtime.image(&question.pull_form).await?;
+            found = self.describe(&question.reference.pull_form()).await?;
         }
-        match found {
-            None => Ok(None),
-            Some(image) => self.present(key, image).await.map(Some),
+        Ok(found.map(|(image, platform)| {
+            present_image(key, image, platform::foreign(platform.as_ref()))
+        }))
+    }
+
+    async fn describe(
+        &self,
+        name: &str,
+    ) -> Result<Option<(Image, Option<Platform>)>, RuntimeError> {
+        match self.runtime.describe(name).await {
+            Err(RuntimeError::Failed { message, .. }) => {
+                debug!(error = message, "the runtime could not describe an image");
+                let image = self.runtime.image(name).await?;
+                Ok(image.map(|image| (image, None)))
+            }
+            described => described,
         }
     }
 
@@ -112,20 +132,28 @@ impl Looker {
         key: &ImageKey,
         image: Image,
     ) -> Result<PresentImage, RuntimeError> {
-        let foreign_platform = if let Some(known) = self.platforms.get(&image.id) {
+        let foreign = if let Some(known) = self.platforms.get(&image.id) {
             known.clone()
         } else {
-            let platform = answered(self.runtime.platform(name_of(key, &image)).await)?;
-            let foreign = platform::foreign(platform.as_ref());
-            self.platforms.insert(image.id.clone(), foreign.clone());
+            let answer = self.runtime.platform(name_of(key, &image)).await;
+            let is_answered = answer.is_ok();
+            let foreign = platform::foreign(answered(answer)?.as_ref());
+            // What was not answered is asked again.
+            if is_answered {
+                self.platforms.insert(image.id.clone(), foreign.clone());
+            }
             foreign
         };
-        Ok(PresentImage {
-            digest: digest_of(key, &image),
-            id: image.id,
-            bytes: image.bytes,
-            foreign_platform,
-        })
+        Ok(present_image(key, image, foreign))
+    }
+}
+
+fn present_image(key: &ImageKey, image: Image, foreign_platform: Option<String>) -> PresentImage {
+    PresentImage {
+        digest: digest_of(key, &image),
+        id: image.id,
+        bytes: image.bytes,
+        foreign_platform,
     }
 }
 

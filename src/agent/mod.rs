@@ -5,17 +5,18 @@
 //! [`decide::plan`](crate::decide::plan()) what to do, does it, and reports. It waits for nothing but its inbox: pulls and questions
 //! to the runtime are tasks of their own.
 
+mod keys;
 mod look;
 mod platform;
 mod pull;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::{Notify, watch as channel};
+use tokio::sync::{Notify, mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -24,10 +25,11 @@ use tracing::{debug, info, warn};
 pub use pull::Downloads;
 
 use crate::api::NodeImageCacheStatus;
+use crate::credentials::Secrets;
 use crate::decide::desired::ImageKey;
 use crate::decide::world::{Failed, Outcome, Runtime, World};
-use crate::decide::{Inputs, Known, Now, Timing, desired, plan, report};
-use crate::runtime::Endpoint;
+use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
+use crate::runtime::{Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
 use look::{Questions, questions};
 use pull::{Pull, Pulled};
@@ -35,6 +37,13 @@ use watch::{Observed, Session, Watch};
 
 /// How often a report is made while pulls run: each one looks at every wanted image.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// After working for some time on news of what is wanted, so many times as long no more are taken in: a burst of thousands of
+/// edits costs a tenth of one core, and a single one is acted on at once.
+const REST: u32 = 9;
+
+/// Less is not worth a rest.
+const WORTH_A_REST: Duration = Duration::from_millis(2);
 
 /// How long pulls may take to end when the agent ends.
 const CANCEL_LIMIT: Duration = Duration::from_secs(2);
@@ -61,6 +70,10 @@ pub struct Channels {
     pub runtime: channel::Sender<Runtime>,
     /// How far each pull is, for somebody who looks on.
     pub downloads: Option<channel::Sender<Downloads>>,
+    /// Who reads pull secrets.
+    pub secrets: Arc<dyn Secrets>,
+    /// The pull secrets for which something waits.
+    pub awaited: channel::Sender<BTreeSet<Arc<SecretName>>>,
     /// Where pulls are counted.
     pub metrics: Metrics,
 }
@@ -93,10 +106,13 @@ pub async fn run(
         started: Instant::now(),
         session: None,
         pulls: JoinSet::new(),
+        releases: JoinSet::new(),
+        landed: mpsc::unbounded_channel(),
         cancels: BTreeMap::new(),
         resolved: BTreeMap::new(),
         ended: BTreeMap::new(),
         reported_at: None,
+        inherited: None,
     };
     // Whichever ends first: the agent ends at the shutdown, and the watch only with it or by a panic.
     let agent = tokio::spawn(agent.run(shutdown.clone()));
@@ -121,23 +137,42 @@ struct Agent {
     started: Instant,
     session: Option<Arc<Session>>,
     pulls: JoinSet<(ImageKey, Pulled)>,
+    /// Leases that are being given up.
+    releases: JoinSet<String>,
+    landed: (
+        mpsc::UnboundedSender<ImageKey>,
+        mpsc::UnboundedReceiver<ImageKey>,
+    ),
     cancels: BTreeMap<ImageKey, CancellationToken>,
     /// The runtime's own names of images that it resolved itself.
-    resolved: BTreeMap<ImageKey, String>,
+    resolved: BTreeMap<ImageKey, Arc<str>>,
     /// When pulls ended: an answer to an older question does not know of them.
     ended: BTreeMap<ImageKey, Instant>,
     reported_at: Option<Instant>,
+    /// What the process before this one reported: its timestamps are carried on. It is not told anew: another process may be the
+    /// one that serves this runtime.
+    inherited: Option<Arc<NodeImageCacheStatus>>,
 }
 
 impl Agent {
     async fn run(mut self, shutdown: CancellationToken) {
-        self.take_inputs();
+        let (mut is_told, mut rest_until) = (true, Instant::now());
         loop {
+            let (began, was_told) = (Instant::now(), std::mem::take(&mut is_told));
+            if was_told {
+                self.take_inputs();
+            }
             let wake = self.act();
+            let (now, busy) = (Instant::now(), began.elapsed());
+            if was_told && busy > WORTH_A_REST {
+                rest_until = now + busy * REST;
+            }
+            let is_resting = rest_until > now;
             tokio::select! {
                 () = shutdown.cancelled() => break,
-                changed = self.channels.inputs.changed() => match changed {
-                    Ok(()) => self.take_inputs(),
+                () = sleep_until(rest_until), if is_resting => {}
+                changed = self.channels.inputs.changed(), if !is_resting => match changed {
+                    Ok(()) => is_told = true,
                     // Whoever tells the inputs has ended: so does the process, or the shutdown follows.
                     Err(_) => break,
                 },
@@ -149,6 +184,8 @@ impl Agent {
                     Ok((key, pulled)) => self.take_pulled(&key, &pulled),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
                 },
+                Some(Ok(id)) = self.releases.join_next() => self.world.leases.released(&id),
+                Some(key) = self.landed.1.recv() => self.world.landed(&key),
                 () = sleep_until(wake) => {}
             }
         }
@@ -165,13 +202,8 @@ impl Agent {
     fn take_inputs(&mut self) {
         let inputs = self.channels.inputs.borrow_and_update().clone();
         self.world.wants(desired(&inputs));
-        self.channels.reports.send_if_modified(|report| {
-            // What the process before this one reported: its timestamps are carried on.
-            if report.is_none() {
-                report.clone_from(&inputs.reported);
-            }
-            false
-        });
+        self.world.secrets_changed(&inputs.secrets);
+        self.inherited = inputs.reported;
         if let Known::Known(desired) = &self.world.desired {
             self.resolved
                 .retain(|key, _| desired.images.contains_key(key));
@@ -199,7 +231,7 @@ impl Agent {
                     .filter(|(key, _)| !self.ended.contains_key(*key))
                     .map(|(key, found)| (key.clone(), found.clone()))
                     .collect();
-                self.session = Some(session);
+                self.take_session(session);
                 let timing = &self.settings.timing;
                 let evicted = self.world.has(answers, self.now(), timing, fastrand::f64());
                 for image in evicted {
@@ -207,12 +239,29 @@ impl Agent {
                 }
             }
             Observed::Down(why) => self.world.lost_runtime(why),
+            Observed::Taken(why) => self.world.runtime_taken(why),
         }
         self.channels.runtime.send_if_modified(|runtime| {
             let changed = *runtime != self.world.runtime;
             runtime.clone_from(&self.world.runtime);
             changed
         });
+    }
+
+    /// A new connection: the runtime has leases that this process, or one before it, has made.
+    fn take_session(&mut self, session: Arc<Session>) {
+        let is_known = |known: &Arc<Session>| Arc::ptr_eq(known, &session);
+        if !self.session.as_ref().is_some_and(is_known) {
+            let now = self.now();
+            self.world.leases.found(session.leases.iter().map(|lease| {
+                let left = lease.expires.map_or(Duration::ZERO, |expires| {
+                    Duration::try_from(expires.duration_since(now.wall)).unwrap_or_default()
+                });
+                let image = lease.image.as_str().into();
+                (lease.id.clone(), image, now.monotonic + left)
+            }));
+        }
+        self.session = Some(session);
     }
 
     fn take_pulled(&mut self, key: &ImageKey, pulled: &Pulled) {
@@ -231,8 +280,9 @@ impl Agent {
         self.cancels.remove(key);
         self.ended.insert(key.clone(), Instant::now());
         if let Some(resolved) = &pulled.resolved {
-            self.resolved.insert(key.clone(), resolved.clone());
+            self.resolved.insert(key.clone(), resolved.as_str().into());
         }
+        self.world.secrets.read(pulled.secrets.clone());
         let outcome = pulled.outcome.clone();
         self.world
             .ended(key, outcome, now, &self.settings.timing, fastrand::f64());
@@ -279,6 +329,7 @@ impl Agent {
     /// Does what the plan says, reports, and says when to wake up next.
     fn act(&mut self) -> Instant {
         let now = self.now();
+        self.world.tend_leases(now.monotonic, &self.settings.timing);
         let plan = plan(&self.world, self.settings.max_parallel_pulls, now);
         for key in &plan.cancel {
             self.world.cancelled(key);
@@ -286,9 +337,18 @@ impl Agent {
                 cancel.cancel();
             }
         }
+        for id in plan.release {
+            self.release(id);
+        }
         for key in plan.start {
             self.start(key, now);
         }
+        let awaited = self.world.awaited_secrets();
+        self.channels.awaited.send_if_modified(|before| {
+            let changed = *before != awaited;
+            *before = awaited;
+            changed
+        });
         let timing = &self.settings.timing;
         let next = [plan.wake, self.world.state_changes_at(timing, now)];
         let next = next
@@ -299,6 +359,20 @@ impl Agent {
         (self.started + next).min(self.report())
     }
 
+    fn release(&mut self, id: String) {
+        let session = self.session.as_ref();
+        let Some(containerd) = session.and_then(|session| session.containerd.clone()) else {
+            return;
+        };
+        self.world.leases.release(&id);
+        self.releases.spawn(async move {
+            if let Err(error) = containerd.delete_lease(&id).await {
+                debug!(%id, %error, "a lease is left until the next connection");
+            }
+            id
+        });
+    }
+
     fn start(&mut self, key: ImageKey, now: Now) {
         let Some(session) = &self.session else {
             return;
@@ -307,12 +381,30 @@ impl Agent {
             return;
         };
         let cancel = CancellationToken::new();
+        let timing = &self.settings.timing;
+        let lease = session.containerd.clone().map(|containerd| {
+            let lease = Lease {
+                id: pull::lease_id(&key),
+                image: key.to_string(),
+                expires: now.wall.checked_add(timing.lease).ok(),
+            };
+            let (id, expires) = (lease.id.clone(), now.monotonic + timing.lease);
+            self.world.leases.hold(id, key.clone(), expires);
+            (containerd, lease)
+        });
+        let desired = self.world.desired.known();
         let pull = Pull {
+            lease,
             runtime: session.runtime.clone(),
             key: key.clone(),
             question,
             cancel: cancel.clone(),
-            containerd: session.containerd.clone(),
+            secrets: self.channels.secrets.clone(),
+            secret_names: desired
+                .map_or(&[][..], |wanted| wanted.secrets(&key))
+                .to_vec(),
+            ask_first: !session.status.events,
+            landed: self.landed.0.clone(),
             downloads: self.channels.downloads.clone(),
         };
         info!(image = %key, "pulling");
@@ -336,6 +428,7 @@ impl Agent {
             .map(|session| session.status.clone())
             .unwrap_or_default();
         let previous = self.channels.reports.borrow().clone();
+        let previous = previous.or_else(|| self.inherited.clone());
         let report = report(
             &self.world,
             &status,
@@ -344,8 +437,14 @@ impl Agent {
             &self.settings.timing,
         );
         self.reported_at = Some(now);
-        if let Some(report) = report.filter(|report| previous.as_deref() != Some(report)) {
-            self.channels.reports.send_replace(Some(Arc::new(report)));
+        if let Some(report) = report {
+            self.channels.reports.send_if_modified(|told| {
+                let is_news = told.as_deref() != Some(&report);
+                if is_news {
+                    *told = Some(Arc::new(report));
+                }
+                is_news
+            });
         }
         now + self.settings.timing.look_with_events
     }
@@ -357,6 +456,7 @@ impl Agent {
         }
         let ended = timeout(CANCEL_LIMIT, async {
             while self.pulls.join_next().await.is_some() {}
+            while self.releases.join_next().await.is_some() {}
         });
         if ended.await.is_err() {
             debug!("pulls did not end in time; dropping them");

@@ -1,28 +1,28 @@
 //! One pull: a task that the loop starts, may cancel, and hears from once.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::keys::{self, Keys};
 use super::look::{Looker, Question};
-use crate::decide::PresentImage;
+use crate::api::{Reason, SecretProblem};
+use crate::credentials::{Named, Secrets};
 use crate::decide::desired::ImageKey;
 use crate::decide::world::{Failed, Outcome};
-use crate::runtime::{Containerd, Lease, Progress, PullError, Runtime, RuntimeError};
+use crate::decide::{PresentImage, SecretName};
+use crate::runtime::{Auth, Containerd, Lease, Progress, PullError, Runtime, RuntimeError};
 
 /// The pulls under way, and how far each is.
 pub type Downloads = BTreeMap<ImageKey, Progress>;
 
 /// How often a pull's bytes are asked for.
 const PROGRESS: Duration = Duration::from_millis(200);
-
-/// containerd may collect a lease of ours after this time, should this process not delete it.
-const LEASE_SECONDS: i64 = 24 * 60 * 60;
 
 /// What a pull needs.
 #[derive(Debug)]
@@ -35,8 +35,16 @@ pub struct Pull {
     pub question: Question,
     /// Finished when nobody wants the image any more.
     pub cancel: CancellationToken,
-    /// The runtime, if it is containerd.
-    pub containerd: Option<Containerd>,
+    /// What keeps the downloads, if the runtime is containerd.
+    pub lease: Option<(Containerd, Lease)>,
+    /// Who reads pull secrets.
+    pub secrets: Arc<dyn Secrets>,
+    /// Those of this image.
+    pub secret_names: Vec<Arc<SecretName>>,
+    /// Whether to ask first if the image is there: the runtime does not tell when others bring images.
+    pub ask_first: bool,
+    /// Where the pull tells that the runtime has the image: whatever waits for a slot need not wait for what follows.
+    pub landed: mpsc::UnboundedSender<ImageKey>,
     /// Where the pull tells its progress, if somebody looks.
     pub downloads: Option<watch::Sender<Downloads>>,
 }
@@ -50,6 +58,8 @@ pub struct Pulled {
     pub resolved: Option<String>,
     /// The image was there already: no request was made to the registry.
     pub found: bool,
+    /// The pull secrets that were read, and why one gave no credentials.
+    pub secrets: BTreeMap<Arc<SecretName>, Option<SecretProblem>>,
 }
 
 impl From<Outcome> for Pulled {
@@ -58,35 +68,56 @@ impl From<Outcome> for Pulled {
             outcome,
             resolved: None,
             found: false,
+            secrets: BTreeMap::new(),
         }
     }
 }
 
 impl Pull {
-    /// Pulls the image, unless it is there already.
+    /// Pulls the image.
     pub async fn run(self) -> Pulled {
-        let mut looker = Looker::new(self.runtime.clone(), self.containerd.is_some());
-        match looker.find(&self.key, &self.question).await {
-            Ok(Some(image)) if image.foreign_platform.is_none() => {
-                return Pulled {
-                    found: true,
-                    ..Outcome::Pulled(image).into()
-                };
+        let looker = Looker::new(self.runtime.clone(), self.lease.is_some());
+        if self.ask_first {
+            match looker.find(&self.key, &self.question).await {
+                Ok(Some(image)) if image.foreign_platform.is_none() => {
+                    return Pulled {
+                        found: true,
+                        ..Outcome::Pulled(image).into()
+                    };
+                }
+                Ok(_) => {}
+                Err(error) => return lost_or_failed(&error).into(),
             }
-            Ok(_) => {}
-            Err(error) => return lost_or_failed(&error).into(),
         }
-        let name = match self.pull().await {
-            None => return Outcome::Cancelled.into(),
-            Some(Ok(name)) => name,
+        let keys = Keys::read(
+            &*self.secrets,
+            &self.secret_names,
+            self.question.reference.name(),
+        );
+        let Some(keys) = self.cancel.run_until_cancelled(keys).await else {
+            return Outcome::Cancelled.into();
+        };
+        let outcome = match self.pull_with(&keys).await {
+            None => Err(Outcome::Cancelled),
+            Some(Ok(name)) => Ok(name),
             Some(Err(PullError::Failed { reason, message })) => {
-                return Outcome::Failed(Failed { reason, message }).into();
+                let message = keys.explain(reason, message);
+                Err(Outcome::Failed(Failed { reason, message }))
             }
             // Neither says anything about the image.
-            Some(Err(PullError::Unavailable(_) | PullError::NoLease)) => {
-                return Outcome::RuntimeLost.into();
+            Some(Err(PullError::Unavailable(_) | PullError::NoLease)) => Err(Outcome::RuntimeLost),
+        };
+        let name = match outcome {
+            Ok(name) => name,
+            Err(outcome) => {
+                return Pulled {
+                    secrets: keys.read,
+                    ..outcome.into()
+                };
             }
         };
+        // Nobody listens any more when the agent ends.
+        let _ = self.landed.send(self.key.clone());
         let image = match looker.find(&self.key, &self.question).await {
             Ok(Some(image)) => image,
             // The runtime keeps it under a name of its own.
@@ -100,56 +131,72 @@ impl Pull {
         };
         Pulled {
             resolved: Some(name),
+            secrets: keys.read,
             ..Outcome::Pulled(image).into()
         }
     }
 
+    /// Tries one credential after the other, as the kubelet does; with none at all, it asks as nobody. `None`: cancelled.
+    async fn pull_with(&self, keys: &Keys) -> Option<Result<String, PullError>> {
+        let mut keys = keys.found.iter();
+        let mut result = self.pull(keys.next()).await?;
+        for key in keys {
+            match &result {
+                Err(PullError::Failed { reason, .. }) if keys::may_depend(*reason) => {}
+                _ => break,
+            }
+            result = self.pull(Some(key)).await?;
+        }
+        Some(result)
+    }
+
     /// `None`: cancelled.
-    async fn pull(&self) -> Option<Result<String, PullError>> {
-        let Some((containerd, downloads)) = self.containerd.as_ref().zip(self.downloads.as_ref())
-        else {
-            return tokio::select! {
-                () = self.cancel.cancelled() => None,
-                result = self.runtime.pull(&self.question.pull_form, None) => Some(result),
-            };
-        };
-        let lease = Lease {
-            id: format!("imagecache-agent-{:016x}", fastrand::u64(..)),
-            image: self.key.to_string(),
-            expires: Timestamp::from_second(Timestamp::now().as_second() + LEASE_SECONDS).ok(),
-        };
-        if let Err(error) = containerd.create_lease(&lease).await {
-            debug!(image = %self.key, %error, "no lease: pulling without progress");
-            return tokio::select! {
-                () = self.cancel.cancelled() => None,
-                result = self.runtime.pull(&self.question.pull_form, None) => Some(result),
-            };
-        }
-        let result = self.pull_and_tell(containerd, downloads, &lease.id).await;
-        if let Err(error) = containerd.delete_lease(&lease.id).await {
-            debug!(image = %self.key, %error, "a lease is left behind; it expires by itself");
-        }
-        downloads.send_modify(|downloads| {
-            downloads.remove(&self.key);
+    async fn pull(&self, key: Option<&Named>) -> Option<Result<String, PullError>> {
+        let auth = key.map(|key| Auth {
+            username: &key.credential.username,
+            password: &key.credential.password,
         });
+        let Some((containerd, lease)) = &self.lease else {
+            return self.pull_plainly(auth).await;
+        };
+        if let Err(error) = containerd.create_lease(lease).await {
+            debug!(image = %self.key, %error, "no lease: pulling without one");
+            return self.pull_plainly(auth).await;
+        }
+        let result = self.pull_and_tell(auth, containerd, &lease.id).await;
+        if let Some(Err(PullError::Failed { reason, .. })) = &result
+            && let Err(error) = give_up(containerd, &lease.id, *reason).await
+        {
+            debug!(image = %self.key, %error, "the lease is left until nothing needs it");
+        }
         result
+    }
+
+    async fn pull_plainly(&self, auth: Option<Auth<'_>>) -> Option<Result<String, PullError>> {
+        let name = self.question.reference.pull_form();
+        let pull = self.runtime.pull_as(auth, &name, None);
+        self.cancel.run_until_cancelled(pull).await
     }
 
     async fn pull_and_tell(
         &self,
+        auth: Option<Auth<'_>>,
         containerd: &Containerd,
-        downloads: &watch::Sender<Downloads>,
         lease: &str,
     ) -> Option<Result<String, PullError>> {
+        let name = self.question.reference.pull_form();
+        let pull = self.runtime.pull_as(auth, &name, Some(lease));
+        let Some(downloads) = &self.downloads else {
+            return self.cancel.run_until_cancelled(pull).await;
+        };
         let mut progress = containerd.progress(lease);
         let mut tick = interval(PROGRESS);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let pull = self.runtime.pull(&self.question.pull_form, Some(lease));
         tokio::pin!(pull);
-        loop {
+        let result = loop {
             tokio::select! {
-                () = self.cancel.cancelled() => return None,
-                result = &mut pull => return Some(result),
+                () = self.cancel.cancelled() => break None,
+                result = &mut pull => break Some(result),
                 _ = tick.tick() => {
                     // The pull itself says what is wrong with the runtime, if anything is.
                     if let Ok(now) = progress.look().await {
@@ -159,15 +206,40 @@ impl Pull {
                     }
                 }
             }
-        }
+        };
+        downloads.send_modify(|downloads| {
+            downloads.remove(&self.key);
+        });
+        result
     }
+}
+
+/// After a failure for this reason: a lease stays if it keeps something that the next attempt can go on from.
+async fn give_up(containerd: &Containerd, lease: &str, reason: Reason) -> Result<(), RuntimeError> {
+    if matches!(reason, Reason::NoSpace | Reason::Corrupt) {
+        containerd.discard_lease(lease).await
+    } else if containerd.is_empty_lease(lease).await? {
+        containerd.delete_lease(lease).await
+    } else {
+        Ok(())
+    }
+}
+
+/// The id of an image's lease: the same at each attempt, in this process and the next. Two images that share one, by a chance of one
+/// in 2^64, would share their downloads too.
+pub fn lease_id(key: &ImageKey) -> String {
+    // FNV-1a: what the standard library hashes with may change.
+    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("imagecache-agent-{hash:016x}")
 }
 
 fn lost_or_failed(error: &RuntimeError) -> Outcome {
     match error {
         RuntimeError::Unavailable(_) => Outcome::RuntimeLost,
         RuntimeError::Failed { .. } => Outcome::Failed(Failed {
-            reason: crate::api::Reason::PullFailed,
+            reason: Reason::PullFailed,
             message: error.to_string(),
         }),
     }

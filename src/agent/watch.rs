@@ -1,18 +1,18 @@
 //! Keeping an eye on the runtime: what it has, whether it answers, and what changes by itself.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::look::{Answers, Looker, Questions};
+use super::look::{Looker, Questions};
 use crate::api::node_image_cache::RuntimeStatus;
-use crate::decide::Timing;
+use crate::decide::{Answers, Timing};
 use crate::runtime::{
-    Containerd, Endpoint, ImageEvents, LockError, Runtime, RuntimeError, SocketLock, lock,
+    Containerd, Endpoint, ImageChange, ImageEvents, Lease, LockError, Runtime, RuntimeError,
+    SocketLock, lock,
 };
 
 /// What the runtime says of itself.
@@ -22,6 +22,8 @@ pub struct Session {
     pub runtime: Runtime,
     /// The runtime, if it is containerd.
     pub containerd: Option<Containerd>,
+    /// Our leases that it had when the connection was made.
+    pub leases: Vec<Lease>,
     /// The same for the report.
     pub status: RuntimeStatus,
 }
@@ -43,6 +45,8 @@ pub enum Observed {
     },
     /// It does not answer, for this reason.
     Down(String),
+    /// Another agent serves it.
+    Taken(String),
 }
 
 /// Watches one runtime for as long as the agent runs.
@@ -72,9 +76,8 @@ impl Watch {
     async fn watch(&mut self) {
         let _lock = self.lock().await;
         let mut failures = 0;
-        let mut swept = false;
         loop {
-            let error = match self.connect(&mut swept).await {
+            let error = match self.connect().await {
                 Ok(session) => self.follow(Arc::new(session), &mut failures).await,
                 Err(error) => error,
             };
@@ -89,14 +92,22 @@ impl Watch {
         loop {
             match lock(&self.endpoint) {
                 Ok(lock) => return lock,
-                Err(error) => self.is_down(&describe(&error)),
+                Err(error) => {
+                    let why = describe(&error);
+                    let is_taken = matches!(error, LockError::Taken { .. });
+                    self.say(if is_taken {
+                        Observed::Taken(why)
+                    } else {
+                        Observed::Down(why)
+                    });
+                }
             }
             // To try costs next to nothing, and whoever has it may be about to end.
             self.pause(1).await;
         }
     }
 
-    async fn connect(&self, swept: &mut bool) -> Result<Session, RuntimeError> {
+    async fn connect(&self) -> Result<Session, RuntimeError> {
         let runtime = Runtime::new(self.endpoint.clone(), self.timing.runtime_call);
         let version = runtime.version().await?;
         let containerd = Containerd::ask(&runtime).await?;
@@ -108,13 +119,14 @@ impl Watch {
             events: containerd.is_some(),
             progress: containerd.is_some(),
         };
-        if let Some(containerd) = containerd.as_ref().filter(|_| !*swept) {
-            sweep(containerd).await?;
-            *swept = true;
-        }
+        let leases = match &containerd {
+            Some(containerd) => containerd.leases().await?,
+            None => Vec::new(),
+        };
         Ok(Session {
             runtime,
             containerd,
+            leases,
             status,
         })
     }
@@ -154,7 +166,7 @@ impl Watch {
                     // Nobody asks any more: the agent is ending.
                     std::future::pending::<()>().await;
                 },
-                error = gather(&mut events, self.timing.look_after_event) => if let Err(error) = error {
+                error = gather(&mut events, &self.timing) => if let Err(error) = error {
                     debug!(%error, "the stream of image events ended");
                     return error;
                 },
@@ -162,12 +174,22 @@ impl Watch {
         }
     }
 
-    /// Says it once, and again when the cause changes.
     fn is_down(&self, why: &str) {
-        let said = matches!(&*self.observed.borrow(), Observed::Down(before) if before == why);
-        if !said {
+        self.say(Observed::Down(why.to_owned()));
+    }
+
+    /// Says what stands in the way, once, and again when the cause changes.
+    fn say(&self, observed: Observed) {
+        let (Observed::Down(why) | Observed::Taken(why)) = &observed else {
+            return;
+        };
+        let is_said = match &*self.observed.borrow() {
+            Observed::Down(before) | Observed::Taken(before) => before == why,
+            _ => false,
+        };
+        if !is_said {
             warn!(endpoint = %self.endpoint, error = %why, "the runtime is not available; trying again until it is");
-            self.observed.send_replace(Observed::Down(why.to_owned()));
+            self.observed.send_replace(observed);
         }
     }
 
@@ -177,14 +199,6 @@ impl Watch {
     }
 }
 
-/// Deletes what a killed process has left. Only before the first pull of this one: a pull whose lease is deleted fails.
-async fn sweep(containerd: &Containerd) -> Result<(), RuntimeError> {
-    for lease in containerd.leases().await? {
-        containerd.delete_lease(&lease.id).await?;
-    }
-    Ok(())
-}
-
 async fn subscribe(session: &Session) -> Result<Option<ImageEvents>, RuntimeError> {
     match &session.containerd {
         Some(containerd) => containerd.image_events().await.map(Some),
@@ -192,17 +206,23 @@ async fn subscribe(session: &Session) -> Result<Option<ImageEvents>, RuntimeErro
     }
 }
 
-/// Waits for an event, then a little longer for those that follow it: one removal makes several.
-async fn gather(events: &mut Option<ImageEvents>, longer: Duration) -> Result<(), RuntimeError> {
+/// Waits for an event, then a little longer for those that follow it: one removal makes several. What is new is in less of a
+/// hurry: mostly our own pulls have made it, one after the other.
+async fn gather(events: &mut Option<ImageEvents>, timing: &Timing) -> Result<(), RuntimeError> {
     let Some(events) = events else {
         return std::future::pending().await;
     };
-    events.next().await?;
-    let until = Instant::now() + longer;
-    while let Ok(event) = timeout_at(until, events.next()).await {
-        event?;
+    let mut event = events.next().await?;
+    let mut until = Instant::now() + timing.look_after_arrival;
+    loop {
+        if event.change == ImageChange::Deleted {
+            until = until.min(Instant::now() + timing.look_after_removal);
+        }
+        match timeout_at(until, events.next()).await {
+            Ok(next) => event = next?,
+            Err(_) => return Ok(()),
+        }
     }
-    Ok(())
 }
 
 fn describe(error: &LockError) -> String {

@@ -1,5 +1,7 @@
 //! Conditions, and the rule for their timestamps.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -28,7 +30,7 @@ pub fn condition(
         type_: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
-        message: cut(message, MAX_MESSAGE).to_owned(),
+        message: cut(&visible(message), MAX_MESSAGE).to_owned(),
         observed_generation,
         last_transition_time: since,
     }
@@ -44,6 +46,25 @@ pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition
 #[must_use]
 pub fn whole_seconds(wall: Timestamp) -> Time {
     Time(Timestamp::from_second(wall.as_second()).unwrap_or(wall))
+}
+
+/// The text with everything that a terminal would act on, or that turns the direction of writing, made visible: whoever may write an
+/// `ImageCache` writes names that others read.
+#[must_use]
+pub fn visible(text: &str) -> Cow<'_, str> {
+    let acts =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.chars().map(|c| {
+        if acts(c) {
+            c.escape_unicode().to_string()
+        } else {
+            c.to_string()
+        }
+    });
+    escaped.collect::<String>().into()
 }
 
 /// The beginning of a text: at most so many bytes, and whole characters.
@@ -74,6 +95,25 @@ mod tests {
         assert_eq!(same.last_transition_time, first.last_transition_time);
         let turned = condition(&[same], "Ready", true, "C", "c", Some(2), at(3));
         assert_eq!(turned.last_transition_time, Time(at(3)));
+    }
+
+    #[test]
+    fn what_a_terminal_would_act_on_is_made_visible() {
+        assert_eq!(visible("a/é:1 is 中"), "a/é:1 is 中");
+        assert_eq!(
+            visible("a\u{1b}[31m\u{202e}b\n"),
+            r"a\u{1b}[31m\u{202e}b\u{a}"
+        );
+        let said = condition(
+            &[],
+            "Ready",
+            true,
+            "A",
+            "\u{7}",
+            None,
+            Timestamp::UNIX_EPOCH,
+        );
+        assert_eq!(said.message, r"\u{7}");
     }
 
     #[test]

@@ -86,6 +86,11 @@ pub struct ImageCacheSpec {
     #[schemars(length(min = 1, max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub cache_spec: Vec<ImageList>,
 
+    /// Secrets in this object's own namespace that hold credentials for registries, as in a pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub image_pull_secrets: Vec<LocalSecret>,
+
     /// Nothing is started for this object while this is true. What is there stays there.
     #[serde(default, skip_serializing_if = "is_default")]
     pub paused: bool,
@@ -94,6 +99,17 @@ pub struct ImageCacheSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     #[schemars(range(min = -1000, max = 1000))]
     pub priority: i32,
+}
+
+/// A Secret of the type `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub struct LocalSecret {
+    /// Its name.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub name: String,
 }
 
 /// Images, and the nodes that should have them.

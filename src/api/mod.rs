@@ -5,16 +5,18 @@
 
 pub mod condition;
 pub mod image_cache;
+pub mod name;
 pub mod node_image_cache;
 pub mod reason;
 mod schema;
 pub mod spec_error;
 
 pub use image_cache::{
-    ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, MatchExpression, Operator,
+    ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, LocalSecret, MatchExpression, Operator,
 };
+pub use name::NamespacedName;
 pub use node_image_cache::{NodeImageCache, NodeImageCacheStatus};
-pub use reason::{ImageState, Reason};
+pub use reason::{CredentialReason, ImageState, Reason, SecretProblem};
 pub use spec_error::SpecError;
 
 /// The API group of both resources.

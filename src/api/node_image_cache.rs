@@ -86,7 +86,7 @@ pub struct NodeImageCacheStatus {
     pub images: Vec<ImageReport>,
     /// Images that `images` leaves out.
     pub images_omitted: i32,
-    /// `RuntimeReady`: what stands in the way on this node.
+    /// `RuntimeReady` and `CredentialsReady`: what stands in the way on this node.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }

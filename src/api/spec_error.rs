@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::MAX_IMAGES;
-use super::image_cache::{ImageCacheSpec, ImageList, MatchExpression, Operator};
+use super::image_cache::{ImageCacheSpec, ImageList, LocalSecret, MatchExpression, Operator};
 
 /// Why a spec is not acted on.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -68,6 +68,7 @@ impl ImageCacheSpec {
                 format!("has {lists} lists, needs 1 to 64"),
             ));
         }
+        check_secrets(&self.image_pull_secrets)?;
         if !(-1000..=1000).contains(&self.priority) {
             return Err(SpecError::invalid(
                 "spec.priority",
@@ -88,6 +89,32 @@ impl ImageCacheSpec {
         }
         Ok(())
     }
+}
+
+fn check_secrets(secrets: &[LocalSecret]) -> Result<(), SpecError> {
+    if secrets.len() > 32 {
+        return Err(SpecError::invalid(
+            "spec.imagePullSecrets",
+            "has more than 32 entries",
+        ));
+    }
+    let mut seen = BTreeSet::new();
+    for (index, LocalSecret { name }) in secrets.iter().enumerate() {
+        let field = format!("spec.imagePullSecrets[{index}].name");
+        let is_edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let is_name = (1..=253).contains(&name.len())
+            && name.starts_with(is_edge)
+            && name.ends_with(is_edge)
+            && name.chars().all(|c| is_edge(c) || matches!(c, '-' | '.'));
+        if !is_name {
+            let message = format!("{name:?} is not the name of a Secret");
+            return Err(SpecError::invalid(field, message));
+        }
+        if !seen.insert(name) {
+            return Err(SpecError::invalid(field, format!("{name:?} stands twice")));
+        }
+    }
+    Ok(())
 }
 
 fn check_list(list: &ImageList, at: &str) -> Result<(), SpecError> {

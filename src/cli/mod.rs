@@ -5,7 +5,7 @@
 
 use std::error::Error;
 use std::future::Future;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -56,11 +56,16 @@ impl Cli {
             Command::Crd(flags) => crd::run(flags),
         };
         result.unwrap_or_else(|error| {
-            eprintln!("error: {}", sentence(&error));
+            say(&format!("error: {}", sentence(&error)));
             let code = if error.is::<UsageError>() { 2 } else { 1 };
             ExitCode::from(code)
         })
     }
+}
+
+/// Shows a line on standard error. Whoever does not listen any more, or whose disk is full, is no reason to end.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// An error with its causes, each said once: some say theirs themselves.
@@ -81,12 +86,11 @@ fn sentence(error: &anyhow::Error) -> String {
 
 /// Runs a subcommand to its end.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_multi_thread()
-        // Waiting is all that there is to do: the work is the runtime's.
-        .worker_threads(2)
+    // Waiting is all that there is to do, and the work is the runtime's: one thread, and one arena of memory, are enough.
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("cannot start the threads of the agent")?
+        .context("cannot wait for events of the operating system")?
         .block_on(work)
 }
 

@@ -31,6 +31,10 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration:
 /// A connection whose packets are not acknowledged for this long is given up.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Asks for an answer without spec and status: what was just written need not come back.
+pub const METADATA_ONLY: HeaderValue =
+    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
+
 /// Why there is no connection to speak of.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -54,7 +58,6 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
-    namespace: Arc<str>,
     timing: Timing,
     link: Arc<Link>,
     metrics: Metrics,
@@ -102,8 +105,7 @@ impl Cluster {
             .map_err(BoxError::from)
             .service(http);
         Ok(Self {
-            client: Client::new(service, config.default_namespace.clone()),
-            namespace: config.default_namespace.into(),
+            client: Client::new(service, config.default_namespace),
             timing: *timing,
             link: Arc::new(Link::to(config.cluster_url.to_string())),
             metrics,
@@ -114,12 +116,6 @@ impl Cluster {
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
-    }
-
-    /// The namespace of the kubeconfig's context, or of the pod.
-    #[must_use]
-    pub fn namespace(&self) -> &str {
-        &self.namespace
     }
 
     /// The intervals and limits.

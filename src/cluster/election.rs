@@ -87,7 +87,7 @@ impl Election {
             follow: None,
             elected_until: None,
             failures: 0,
-            due: timing.lease_first_look.mul_f64(chance),
+            due: timing.election_first_look.mul_f64(chance),
             ask: Ask::Look,
         }
     }
@@ -144,7 +144,7 @@ impl Election {
             spec.lease_transitions = Some(before.saturating_add(1));
         }
         spec.holder_identity = (ask != Ask::Release).then(|| self.identity.clone());
-        spec.lease_duration_seconds = Some(whole_seconds(self.timing.lease));
+        spec.lease_duration_seconds = Some(whole_seconds(self.timing.election));
         if let Some(nodes) = nodes {
             let annotations = lease.metadata.annotations.get_or_insert_default();
             annotations.insert(NODES.to_owned(), nodes.to_string());
@@ -172,9 +172,13 @@ impl Election {
             (Ask::Take | Ask::Renew, Answer::Lease(lease)) => {
                 self.lease = Some(*lease);
                 self.seen_at = now;
-                self.elected_until =
-                    Some(sent + self.timing.lease.saturating_sub(self.timing.lease_renew));
-                ((sent + self.timing.lease_renew).max(now), Ask::Renew)
+                self.elected_until = Some(
+                    sent + self
+                        .timing
+                        .election
+                        .saturating_sub(self.timing.election_renew),
+                );
+                ((sent + self.timing.election_renew).max(now), Ask::Renew)
             }
             // Somebody has it, or has edited it, or has deleted it.
             (Ask::Renew, Answer::Conflict | Answer::Absent) => (now, Ask::Look),
@@ -205,7 +209,7 @@ impl Election {
             return (now, Ask::Renew);
         }
         self.elected_until = None;
-        let over = self.seen_at + self.timing.lease;
+        let over = self.seen_at + self.timing.election;
         if self.holder().is_none() || (!changed && now >= over) {
             return (now, Ask::Take);
         }
@@ -228,7 +232,7 @@ impl Election {
         if self.lease.take().is_none() || self.elected_until(now).is_some() {
             (now, Ask::Take)
         } else {
-            (now + self.timing.lease, Ask::Look)
+            (now + self.timing.election, Ask::Look)
         }
     }
 

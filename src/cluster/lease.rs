@@ -53,7 +53,7 @@ pub async fn run(
     let mut trouble = Trouble::default();
     // A renewal that takes longer than the time to the next one is not worth waiting for.
     let timing = cluster.timing();
-    let limit = timing.api_call.min(timing.lease_renew);
+    let limit = timing.api_call.min(timing.election_renew);
     let ask = |ask, lease| send(cluster, &api, limit, ask, lease);
     let understand = |answer| match answer {
         Err(error) if trouble.fails(&error) => {
@@ -297,7 +297,7 @@ mod tests {
                         let (server, cut) = (server.clone(), *cut_seen.borrow());
                         async move {
                             if cut {
-                                tokio::time::sleep(timing.lease_renew).await;
+                                tokio::time::sleep(timing.election_renew).await;
                                 return Err(());
                             }
                             Ok(server.answer(ask, wish))

@@ -11,12 +11,14 @@ pub mod own;
 pub mod pace;
 pub mod reporter;
 mod scale;
+mod secrets;
 mod trouble;
 mod watch;
 
-pub use client::{Cluster, ConnectError};
+pub use client::{Cluster, ConnectError, METADATA_ONLY};
 pub use error::CallError;
 pub use node::serve;
 pub use scale::Scale;
+pub use secrets::ClusterSecrets;
 pub use trouble::Trouble;
 pub use watch::{Event, Watch};

@@ -1,5 +1,6 @@
 //! What one node's agent needs of the API server: it is told what is wanted, and its reports are written.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -9,10 +10,11 @@ use super::client::Cluster;
 use super::inputs;
 use super::reporter::{self, Sources};
 use super::scale::Scale;
+use super::secrets::{self, ClusterSecrets};
 use crate::api::NodeImageCacheStatus;
-use crate::decide::Inputs;
+use crate::decide::{Inputs, SecretName};
 
-/// Fills `inputs`, and writes what comes through `reports`, until `stop`.
+/// Fills `inputs`, writes what comes through `reports`, and watches the pull secrets that something waits for, until `stop`.
 ///
 /// What the node's agent reported before this process started comes first into `inputs`, before anything is known: so the
 /// first report can go on from its timestamps.
@@ -22,6 +24,10 @@ pub async fn serve(
     inputs: &watch::Sender<Inputs>,
     reports: watch::Receiver<Option<Arc<NodeImageCacheStatus>>>,
     scale: watch::Receiver<Scale>,
+    (secrets, awaited): (
+        Arc<ClusterSecrets>,
+        watch::Receiver<BTreeSet<Arc<SecretName>>>,
+    ),
     stop: &CancellationToken,
 ) {
     let own = reporter::read_own(cluster, node, stop).await;
@@ -38,6 +44,7 @@ pub async fn serve(
     tokio::join!(
         Box::pin(inputs::watch_caches(cluster, inputs, stop)),
         Box::pin(inputs::watch_node(cluster, node, inputs, stop)),
+        Box::pin(secrets::watch(&secrets, awaited, inputs, stop)),
         Box::pin(reporter::run(cluster, node, sources, own, stop)),
     );
 }

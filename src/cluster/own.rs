@@ -2,25 +2,21 @@
 
 use std::sync::Arc;
 
-use hyper::header::{ACCEPT, HeaderValue};
+use hyper::header::ACCEPT;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::core::{ApiResource, PartialObjectMeta, Request};
+use kube::core::{ApiResource, Request};
 use kube::{Api, Resource};
 use serde_json::{Value, json};
 use tracing::warn;
 
-use super::client::Cluster;
+use super::client::{Cluster, METADATA_ONLY};
 use super::error::CallError;
 use crate::api::{NodeImageCache, NodeImageCacheStatus};
 
 /// Who writes `NodeImageCaches`, as server-side apply names it.
 pub const FIELD_MANAGER: &str = "imagecache-agent";
-
-/// An answer without spec and status: a report that was just written need not come back.
-const METADATA: HeaderValue =
-    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
 /// The object as the API server holds it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,17 +36,7 @@ pub async fn read(cluster: &Cluster, node: &str) -> Result<Option<Own>, CallErro
             owner: owner(&object.metadata),
             status: status(object.data.get_mut("status").map(Value::take)),
         })),
-        Err(error) if error.code() == 404 => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// The uid of the Node that owns the object. `None`: the object is not there, or nobody owns it.
-pub async fn read_owner(cluster: &Cluster, node: &str) -> Result<Option<String>, CallError> {
-    let api = Api::<PartialObjectMeta<NodeImageCache>>::all(cluster.client());
-    match cluster.call(api.get(node)).await {
-        Ok(object) => Ok(owner(&object.metadata)),
-        Err(error) if error.code() == 404 => Ok(None),
+        Err(error) if error.is_absent_object() => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -94,7 +80,7 @@ async fn send(
     request: Result<hyper::Request<Vec<u8>>, kube::core::request::Error>,
 ) -> Result<(), CallError> {
     let mut request = request.map_err(|error| CallError::Unreadable(error.to_string()))?;
-    request.headers_mut().insert(ACCEPT, METADATA);
+    request.headers_mut().insert(ACCEPT, METADATA_ONLY);
     let client = cluster.client();
     cluster
         .write("nodeimagecaches", client.request_text(request))

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::own::Own;
 use super::scale::Scale;
 use super::trouble::Trouble;
-use crate::api::NodeImageCacheStatus;
+use crate::api::node_image_cache::ImageReport;
+use crate::api::{NodeImageCacheStatus, Reason};
 use crate::decide::Timing;
 
 /// What to ask of the API server.
@@ -103,10 +104,21 @@ impl Pace {
         self.applied_at = Some(now);
     }
 
-    /// The object has this owner: `None` if it is not there.
-    pub fn seen(&mut self, owner: Option<String>, next_look: Duration) {
-        self.owner = owner;
-        self.look_at = next_look;
+    /// This is the object now: `None` if it is not there. Says what somebody else has done to it, if anything.
+    pub fn seen(&mut self, own: Option<Own>, next_look: Duration) -> Option<&'static str> {
+        let is_there = own.is_some();
+        let own = own.unwrap_or_default();
+        let wrong = if !is_there {
+            Some("the NodeImageCache is gone")
+        } else if own.owner != self.owner {
+            Some("the NodeImageCache is not owned by its Node any more")
+        } else if own.status != self.applied {
+            Some("somebody else wrote the status of the NodeImageCache")
+        } else {
+            None
+        };
+        (self.owner, self.applied, self.look_at) = (own.owner, own.status, next_look);
+        wrong
     }
 
     /// The object is not there: it is made again at once.
@@ -120,16 +132,20 @@ impl Pace {
     }
 }
 
-/// Nothing is pulling, and nothing waits to be pulled.
+/// Nothing is pulling, and nothing waits for its turn. What waits for something else, as while `spec.paused` is set, can wait for
+/// long.
 #[must_use]
 pub fn is_settled(status: &NodeImageCacheStatus) -> bool {
-    status.pulling == 0 && status.ready + status.failed == status.total
+    let is_queued = |image: &ImageReport| image.reason == Some(Reason::Queued);
+    status.pulling == 0 && !status.images.iter().any(is_queued)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::api::ImageState;
+    use crate::api::condition::whole_seconds;
 
     const NODE: Option<&str> = Some("uid-1");
 
@@ -208,6 +224,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_paused_does_not_keep_a_burst_open_and_what_is_queued_does() {
+        let waiting = |reason| {
+            let mut waiting = NodeImageCacheStatus::clone(&status(9, 0));
+            waiting.images = vec![ImageReport {
+                image: "r.io/a:1".to_owned(),
+                state: ImageState::Waiting,
+                digest: None,
+                bytes: None,
+                attempts: None,
+                next_attempt: None,
+                last_transition_time: whole_seconds(jiff::Timestamp::UNIX_EPOCH),
+                reason: Some(reason),
+                message: None,
+            }];
+            Arc::new(waiting)
+        };
+        let pace = reported(&status(0, 2), seconds(100));
+        let due = |reason| next(&pace, &waiting(reason), 5000).0;
+        assert_eq!(due(Reason::Paused), Duration::ZERO);
+        assert_eq!(due(Reason::Queued), seconds(150));
+    }
+
+    #[test]
     fn what_settles_again_and_again_costs_a_write_a_second() {
         let pace = reported(&status(10, 0), seconds(100));
         let mut again = NodeImageCacheStatus::clone(&status(10, 0));
@@ -251,9 +290,25 @@ mod tests {
     #[test]
     fn an_object_that_somebody_deleted_comes_back() {
         let mut pace = reported(&status(3, 1), seconds(100));
-        pace.seen(NODE.map(str::to_owned), seconds(400));
+        let own = |owner: &str, status: Arc<NodeImageCacheStatus>| {
+            Some(Own {
+                owner: Some(owner.to_owned()),
+                status: Some(status),
+            })
+        };
+        assert_eq!(pace.seen(own("uid-1", status(3, 1)), seconds(400)), None);
         assert_eq!(next(&pace, &status(3, 1), 3), (seconds(400), Act::Look));
-        pace.seen(None, seconds(700));
+        assert!(
+            pace.seen(own("uid-1", status(9, 0)), seconds(700))
+                .is_some()
+        );
+        assert_eq!(next(&pace, &status(3, 1), 3).1, Act::Apply(status(3, 1)));
+        assert!(
+            pace.seen(own("uid-9", status(3, 1)), seconds(700))
+                .is_some()
+        );
+        assert!(matches!(next(&pace, &status(3, 1), 3).1, Act::Make(_)));
+        assert!(pace.seen(None, seconds(700)).is_some());
         assert!(matches!(next(&pace, &status(3, 1), 3).1, Act::Make(_)));
         let mut pace = reported(&status(3, 1), seconds(100));
         pace.gone();

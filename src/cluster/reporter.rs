@@ -38,6 +38,9 @@ pub async fn read_own(cluster: &Cluster, node: &str, stop: &CancellationToken) -
                 Err(error) => error,
             },
         };
+        if error.is_unknown_resource() {
+            return None;
+        }
         // Answers from 429 on come from an API server that is starting, or has too much to do.
         if !matches!(error, CallError::NoAnswer(_)) && error.code() < 429 {
             warn!(%error, "the node's last report cannot be read: starting anew");
@@ -91,7 +94,10 @@ pub async fn run(
                 (Act::Apply(status), Ok(_)) => pace.applied(status, now),
                 (Act::Look, Ok(seen)) => {
                     if seen.is_none() {
-                        warn!(node, "the NodeImageCache is gone: making it again");
+                        warn!(
+                            node,
+                            "the NodeImageCache is gone, or its Node does not own it any more: making it again"
+                        );
                     }
                     pace.seen(seen, now + next_look(&sources, cluster));
                 }
@@ -129,11 +135,11 @@ pub async fn run(
     }
 }
 
-async fn ask(cluster: &Cluster, node: &str, act: &Act) -> Result<Option<String>, CallError> {
+async fn ask(cluster: &Cluster, node: &str, act: &Act) -> Result<Option<Own>, CallError> {
     match act {
         Act::Make(owner) => own::make(cluster, node, owner).await.map(|()| None),
         Act::Apply(status) => own::apply(cluster, node, status).await.map(|()| None),
-        Act::Look => own::read_owner(cluster, node).await,
+        Act::Look => own::read(cluster, node).await,
     }
 }
 

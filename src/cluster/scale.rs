@@ -47,8 +47,8 @@ impl Scale {
     pub fn lease_look(self, timing: &Timing, chance: f64) -> Duration {
         let chance = chance.clamp(0.0, 1.0);
         let average = Duration::from_millis(500) * self.nodes;
-        if average <= timing.lease_look {
-            timing.lease_look.mul_f64(0.5 + chance)
+        if average <= timing.election_look {
+            timing.election_look.mul_f64(0.5 + chance)
         } else {
             (3 * average).mul_f64(1.0 - (1.0 - chance).sqrt())
         }

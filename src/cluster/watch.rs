@@ -99,8 +99,10 @@ where
                 Err(error) => self.fails(&error),
                 // An API server, or something before it, that ends every watch at once is not asked in a circle.
                 Ok(()) if opened.elapsed() < timing.api_retry.first => {
-                    self.trouble
-                        .begins("the watch ends as soon as it is opened");
+                    let cause = "the watch ends as soon as it is opened";
+                    if self.trouble.begins(cause) {
+                        warn!(kind = %K::kind(&()), error = cause, "watching less often");
+                    }
                 }
                 Ok(()) => {}
             }

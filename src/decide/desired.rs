@@ -2,19 +2,21 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-use super::inputs::{CacheName, Inputs, Known};
+use super::inputs::{CacheName, Inputs, Known, SecretName};
 use super::selector::selects;
+use crate::api::ImageCacheSpec;
 use crate::image::{InvalidReference, Reference};
 
 /// The identity of an image: the full name under which the runtime keeps it, or, if the name
 /// does not parse, the name as written. Two spellings of one image have one key.
 pub type ImageKey = Arc<str>;
 
-/// Where an image stands in the order of pulls: higher priority first, then by name of the
-/// `ImageCache`, then by position.
-pub type Rank = (Reverse<i32>, CacheName, usize, usize);
+/// Where an image stands in the order of pulls: higher priority first, then the `ImageCache` (in the order of their names), the
+/// list and the position in it.
+pub type Rank = (Reverse<i32>, [u32; 3]);
 
 /// Everything that this node should have.
 #[derive(Clone, Debug, Default)]
@@ -29,11 +31,13 @@ pub struct Desired {
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The reference, in the spelling that stands first in the order of pulls.
-    pub reference: Result<Reference, InvalidReference>,
+    pub reference: Result<Reference, Box<InvalidReference>>,
     /// Where it stands in the order of pulls: the best place that anybody who is not paused gives it.
     pub rank: Rank,
     /// Everybody who wants it is paused.
     pub paused: bool,
+    /// The pull secrets of everybody who wants it, each once.
+    pub secrets: Vec<Arc<SecretName>>,
 }
 
 /// An `ImageCache` that selects this node.
@@ -45,6 +49,8 @@ pub struct SelectedCache {
     pub uid: String,
     /// The generation of the spec that is acted on.
     pub generation: i64,
+    /// That spec.
+    pub spec: Arc<ImageCacheSpec>,
     /// The lists that select this node. Never empty.
     pub lists: Vec<SelectedList>,
 }
@@ -54,8 +60,8 @@ pub struct SelectedCache {
 pub struct SelectedList {
     /// Its position in the spec.
     pub index: usize,
-    /// Its images: as written, and their keys.
-    pub images: Vec<(String, ImageKey)>,
+    /// The keys of its images, in the order of the spec.
+    pub images: Vec<ImageKey>,
 }
 
 /// What this node should have, as far as it is known.
@@ -65,21 +71,31 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
         return Known::Unknown;
     };
     let mut desired = Desired::default();
-    for (name, cache) in caches.iter() {
+    for (place, (name, cache)) in caches.iter().enumerate() {
         let Some((generation, spec)) = &cache.spec else {
             continue;
         };
+        let secrets: Vec<_> = spec
+            .image_pull_secrets
+            .iter()
+            .map(|secret| {
+                Arc::new(SecretName {
+                    namespace: name.namespace.clone(),
+                    name: secret.name.clone(),
+                })
+            })
+            .collect();
         let mut lists = Vec::new();
         for (index, list) in spec.cache_spec.iter().enumerate() {
             if !selects(list, &node.labels) {
                 continue;
             }
-            let mut images = Vec::with_capacity(list.images.len());
-            for (position, written) in list.images.iter().enumerate() {
-                let rank = (Reverse(spec.priority), name.clone(), index, position);
-                let key = desired.want(written, rank, spec.paused);
-                images.push((written.clone(), key));
-            }
+            let want = |(position, written): (usize, &String)| {
+                let place = [place, index, position].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+                let rank = (Reverse(spec.priority), place);
+                desired.want(written, rank, spec.paused, &secrets)
+            };
+            let images = list.images.iter().enumerate().map(want).collect();
             lists.push(SelectedList { index, images });
         }
         if !lists.is_empty() {
@@ -87,6 +103,7 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
                 name: name.clone(),
                 uid: cache.uid.clone(),
                 generation: *generation,
+                spec: Arc::clone(spec),
                 lists,
             });
         }
@@ -95,34 +112,60 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
 }
 
 impl Desired {
-    fn want(&mut self, written: &str, rank: Rank, paused: bool) -> ImageKey {
-        let reference = Reference::parse(written);
-        let key = reference.as_ref().map_or(written, Reference::key);
-        if let Some((key, wanted)) = self.images.get_key_value(key) {
-            // Whoever is paused gives no place in the order to an image that somebody else wants now.
-            let key = key.clone();
-            if (paused, &rank) < (wanted.paused, &wanted.rank) {
-                self.images.insert(
-                    key.clone(),
-                    Wanted {
-                        reference,
-                        rank,
-                        paused,
-                    },
-                );
+    /// The pull secrets of an image.
+    #[must_use]
+    pub fn secrets(&self, key: &ImageKey) -> &[Arc<SecretName>] {
+        self.images.get(key).map_or(&[], |wanted| &wanted.secrets)
+    }
+
+    fn want(
+        &mut self,
+        written: &str,
+        rank: Rank,
+        paused: bool,
+        secrets: &[Arc<SecretName>],
+    ) -> ImageKey {
+        let reference = Reference::parse(written).map_err(Box::new);
+        let key = reference
+            .as_ref()
+            .map_or_else(|_| written.into(), Reference::shared_key);
+        let mut wanted = Wanted {
+            reference,
+            rank,
+            paused,
+            secrets: secrets.to_vec(),
+        };
+        match self.images.entry(key) {
+            Entry::Vacant(entry) => {
+                let key = entry.key().clone();
+                entry.insert(wanted);
+                key
             }
-            return key;
+            Entry::Occupied(mut entry) => {
+                let before = entry.get_mut();
+                // Whoever is paused gives no place in the order to an image that somebody else wants now.
+                if (paused, rank) < (before.paused, before.rank) {
+                    std::mem::swap(before, &mut wanted);
+                }
+                for secret in wanted.secrets {
+                    if !before.secrets.contains(&secret) {
+                        before.secrets.push(secret);
+                    }
+                }
+                entry.key().clone()
+            }
         }
-        let key: ImageKey = key.into();
-        self.images.insert(
-            key.clone(),
-            Wanted {
-                reference,
-                rank,
-                paused,
-            },
-        );
-        key
+    }
+}
+
+impl SelectedCache {
+    /// Its images that this node should have: as written, and their keys.
+    pub fn images(&self) -> impl Iterator<Item = (&str, &ImageKey)> {
+        self.lists.iter().flat_map(|list| {
+            let written = self.spec.cache_spec.get(list.index);
+            let written = written.into_iter().flat_map(|list| &list.images);
+            written.map(String::as_str).zip(&list.images)
+        })
     }
 }
 
@@ -130,7 +173,7 @@ impl Desired {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
     use super::*;
-    use crate::api::{ImageCacheSpec, ImageList};
+    use crate::api::{ImageCacheSpec, ImageList, LocalSecret};
     use crate::decide::{Cache, Caches, Node};
 
     type Labels<'a> = &'a [(&'a str, &'a str)];
@@ -150,6 +193,7 @@ mod tests {
                     match_expressions: Vec::new(),
                 })
                 .collect(),
+            ..ImageCacheSpec::default()
         }
     }
 
@@ -181,7 +225,7 @@ mod tests {
                     .map(|(k, v)| (k.to_string(), v.to_string()))
                     .collect(),
             }),
-            reported: None,
+            ..Inputs::default()
         }
     }
 
@@ -273,5 +317,27 @@ mod tests {
     fn an_object_that_was_never_readable_asks_for_nothing() {
         let desired = known(&inputs(vec![("a", None)], &[]));
         assert!(desired.caches.is_empty() && desired.images.is_empty());
+    }
+
+    #[test]
+    fn the_pull_secrets_of_everybody_who_wants_an_image_count_once_each() {
+        let with = |priority, secrets: &[&str]| ImageCacheSpec {
+            image_pull_secrets: secrets
+                .iter()
+                .map(|name| LocalSecret {
+                    name: (*name).to_owned(),
+                })
+                .collect(),
+            ..spec(priority, false, &[(&["r.io/app:1"], &[])])
+        };
+        let specs = vec![
+            ("a", Some(with(0, &["x", "y"]))),
+            ("b", Some(with(9, &["y", "z"]))),
+        ];
+        let desired = known(&inputs(specs, &[]));
+        let secrets = desired.secrets(&"r.io/app:1".into());
+        let names: Vec<_> = secrets.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["ns/y", "ns/z", "ns/x"]);
+        assert!(desired.secrets(&"r.io/other:1".into()).is_empty());
     }
 }

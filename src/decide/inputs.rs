@@ -1,10 +1,9 @@
 //! What the agent is told: the `ImageCache`s, and its own Node.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-use crate::api::{ImageCacheSpec, NodeImageCacheStatus, SpecError};
+use crate::api::{ImageCacheSpec, NamespacedName, NodeImageCacheStatus, SpecError};
 
 /// Something that was read completely, or that is not known yet.
 ///
@@ -29,19 +28,10 @@ impl<T> Known<T> {
 }
 
 /// Namespace and name of an `ImageCache`.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct CacheName {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-}
+pub type CacheName = NamespacedName;
 
-impl fmt::Display for CacheName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
+/// Namespace and name of a pull secret.
+pub type SecretName = NamespacedName;
 
 /// An `ImageCache`, as far as decisions need it.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +65,8 @@ pub struct Inputs {
     pub caches: Known<Arc<Caches>>,
     /// The own Node.
     pub node: Known<Node>,
+    /// How often each pull secret that something waits for was seen to change.
+    pub secrets: BTreeMap<SecretName, u64>,
     /// What this node's agent reported before this process started: its timestamps are kept.
     pub reported: Option<Arc<NodeImageCacheStatus>>,
 }

@@ -8,9 +8,11 @@ pub mod backoff;
 pub mod desired;
 pub mod fleet;
 pub mod inputs;
+pub mod leases;
 #[cfg(test)]
 mod model;
 pub mod plan;
+pub mod pull_secrets;
 pub mod report;
 pub mod selector;
 pub mod summary;
@@ -19,9 +21,9 @@ pub mod world;
 
 pub use desired::{Desired, desired};
 pub use fleet::Fleet;
-pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node};
+pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node, SecretName};
 pub use plan::{Plan, plan};
 pub use report::report;
 pub use summary::{Summary, summarize};
 pub use timing::{Doubling, Timing};
-pub use world::{Now, Present, PresentImage, World};
+pub use world::{Answers, Now, PresentImage, World};

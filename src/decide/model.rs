@@ -12,11 +12,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::desired::ImageKey;
+use super::report::RUNTIME_READY;
 use super::world::{Failed, Outcome, PresentImage, World};
 use super::{Cache, CacheName, Caches, Inputs, Known, Node, Now, Timing, desired, plan, report};
+use crate::api::condition::find;
 use crate::api::image_cache::NodeState;
 use crate::api::node_image_cache::RuntimeStatus;
-use crate::api::{ImageCacheSpec, ImageList, NodeImageCacheStatus, Reason};
+use crate::api::{ImageCacheSpec, ImageList, ImageState, NodeImageCacheStatus, Reason};
 use crate::decide::selector::selects;
 use crate::image::Reference;
 
@@ -46,12 +48,42 @@ enum Step {
     Edit(usize, ImageCacheSpec),
     Delete(usize),
     Label(bool),
-    /// The nth running pull ends; without a cause it succeeds.
-    End(usize, Option<usize>),
+    /// The nth running pull has brought its image, and has not ended yet.
+    Land(usize, Platform),
+    /// The nth running pull ends.
+    End(usize, End),
+    /// The runtime goes away, and with it all pulls.
     LoseRuntime,
+    /// The runtime answers again.
+    FindRuntime,
     Evict(usize),
     Restart,
     Wait(u64),
+}
+
+/// How a pull ends that nobody has cancelled.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Pulled(Platform),
+    Failed(Reason),
+}
+
+/// What an image is made for.
+#[derive(Clone, Copy, Debug)]
+enum Platform {
+    Ours,
+    Foreign,
+}
+
+fn platform() -> impl Strategy<Value = Platform> {
+    prop_oneof![3 => Just(Platform::Ours), 1 => Just(Platform::Foreign)]
+}
+
+fn end() -> impl Strategy<Value = End> {
+    prop_oneof![
+        platform().prop_map(End::Pulled),
+        (0..CAUSES.len()).prop_map(|cause| End::Failed(CAUSES[cause])),
+    ]
 }
 
 fn spec() -> impl Strategy<Value = ImageCacheSpec> {
@@ -71,6 +103,7 @@ fn spec() -> impl Strategy<Value = ImageCacheSpec> {
             cache_spec,
             paused,
             priority,
+            ..ImageCacheSpec::default()
         },
     )
 }
@@ -80,8 +113,10 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0_usize..3, spec()).prop_map(|(cache, spec)| Step::Edit(cache, spec)),
         1 => (0_usize..3).prop_map(Step::Delete),
         1 => any::<bool>().prop_map(Step::Label),
-        6 => (any::<usize>(), proptest::option::of(0..CAUSES.len())).prop_map(|(n, cause)| Step::End(n, cause)),
+        2 => (any::<usize>(), platform()).prop_map(|(nth, platform)| Step::Land(nth, platform)),
+        6 => (any::<usize>(), end()).prop_map(|(nth, end)| Step::End(nth, end)),
         1 => Just(Step::LoseRuntime),
+        2 => Just(Step::FindRuntime),
         1 => (0..IMAGES.len()).prop_map(Step::Evict),
         1 => Just(Step::Restart),
         3 => (0_u64..4000).prop_map(Step::Wait),
@@ -92,7 +127,11 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     caches: BTreeMap<usize, (i64, ImageCacheSpec)>,
     labels: BTreeMap<String, String>,
-    store: BTreeSet<ImageKey>,
+    store: BTreeMap<ImageKey, PresentImage>,
+    /// The runtime does not answer.
+    down: bool,
+    /// Wanted images for this platform that were there when the runtime last answered.
+    seen: BTreeSet<ImageKey>,
     world: World,
     seconds: u64,
     edits: i64,
@@ -104,7 +143,9 @@ impl Model {
         Self {
             caches: BTreeMap::new(),
             labels: [("tier".to_owned(), "true".to_owned())].into(),
-            store: BTreeSet::new(),
+            store: BTreeMap::new(),
+            down: false,
+            seen: BTreeSet::new(),
             world: World::default(),
             seconds: 0,
             edits: 0,
@@ -143,7 +184,7 @@ impl Model {
                 uid: "node".into(),
                 labels: self.labels.clone(),
             }),
-            reported: None,
+            ..Inputs::default()
         }
     }
 
@@ -159,13 +200,18 @@ impl Model {
             Step::Label(tier) => {
                 self.labels.insert("tier".into(), tier.to_string());
             }
-            Step::End(nth, cause) => {
-                let pulls: Vec<_> = self.world.pulls.keys().cloned().collect();
-                if !pulls.is_empty() {
-                    self.end(&pulls[nth % pulls.len()], cause.map(|cause| CAUSES[cause]));
+            Step::Land(nth, platform) => {
+                if let Some(key) = self.running(nth) {
+                    self.land(&key, platform);
+                }
+            }
+            Step::End(nth, end) => {
+                if let Some(key) = self.running(nth) {
+                    self.end(&key, end);
                 }
             }
             Step::LoseRuntime => {
+                self.down = true;
                 self.world.lost_runtime("gone".into());
                 for key in self.world.pulls.keys().cloned().collect::<Vec<_>>() {
                     self.world.ended(
@@ -177,25 +223,47 @@ impl Model {
                     );
                 }
             }
+            Step::FindRuntime => self.down = false,
             Step::Evict(image) => {
                 self.store.remove(&key(IMAGES[image]));
             }
             // The runtime cancels the pulls of a client that is gone.
-            Step::Restart => self.world = World::default(),
+            Step::Restart => {
+                self.world = World::default();
+                self.seen.clear();
+                if self.down {
+                    self.world.lost_runtime("gone".into());
+                }
+            }
             Step::Wait(seconds) => self.seconds += seconds,
         }
     }
 
-    fn end(&mut self, key: &ImageKey, cause: Option<Reason>) {
-        let outcome = match cause {
+    /// The nth of the pulls under way.
+    fn running(&self, nth: usize) -> Option<ImageKey> {
+        let count = self.world.pulls.len().max(1);
+        self.world.pulls.keys().nth(nth % count).cloned()
+    }
+
+    fn land(&mut self, key: &ImageKey, platform: Platform) {
+        if !self.world.pulls[key].landed {
+            self.store.insert(key.clone(), image(platform));
+            self.world.landed(key);
+        }
+    }
+
+    fn end(&mut self, key: &ImageKey, end: End) {
+        let outcome = match end {
             _ if self.world.pulls[key].cancelled => Outcome::Cancelled,
-            Some(reason) => Outcome::Failed(Failed {
+            End::Failed(reason) => Outcome::Failed(Failed {
                 reason,
                 message: "no".into(),
             }),
-            None => {
-                self.store.insert(key.clone());
-                Outcome::Pulled(image())
+            End::Pulled(platform) => {
+                self.land(key, platform);
+                // Something else may have removed it since it landed.
+                let landed = self.store.get(key).cloned();
+                Outcome::Pulled(landed.unwrap_or_else(|| image(platform)))
             }
         };
         let now = self.now();
@@ -217,17 +285,31 @@ impl Model {
             .keys()
             .cloned()
             .collect();
-        let answer = keys
-            .into_iter()
-            .map(|key| (key.clone(), self.store.contains(&key).then(image)))
-            .collect();
-        self.world.has(answer, now, &timing, 0.5);
+        if self.down {
+            // What the runtime said last holds for what is still wanted.
+            self.seen.retain(|key| keys.contains(key));
+        } else {
+            let there = keys.iter().filter(|key| self.is_ours(key));
+            self.seen = there.cloned().collect();
+            let answer = keys
+                .into_iter()
+                .map(|key| {
+                    let found = self.store.get(&key).cloned().map(Arc::new);
+                    (key, found)
+                })
+                .collect();
+            self.world.has(answer, now, &timing, 0.5);
+        }
 
         let plan_now = plan(&self.world, SLOTS, now);
         assert_eq!(
             plan(&self.world, SLOTS, now),
             plan_now,
             "planning twice gives the same plan"
+        );
+        assert!(
+            !self.down || plan_now.start.is_empty(),
+            "something is started while the runtime is down"
         );
         for key in plan_now.cancel {
             assert!(
@@ -242,17 +324,15 @@ impl Model {
             self.world.cancelled(&key);
         }
         for key in plan_now.start {
-            assert!(
-                !self.store.contains(&key),
-                "{key} is pulled though it is there"
-            );
+            assert!(!self.is_ours(&key), "{key} is pulled though it is there");
             assert!(
                 !self.world.pulls.contains_key(&key),
                 "{key} is started twice"
             );
             self.world.started(key, now);
         }
-        assert!(self.world.pulls.len() <= SLOTS);
+        let pulls = self.world.pulls.values();
+        assert!(pulls.filter(|pull| !pull.landed).count() <= SLOTS);
         assert!(
             plan(&self.world, SLOTS, now).start.is_empty(),
             "a plan that was carried out starts nothing more"
@@ -270,7 +350,14 @@ impl Model {
         self.report = Some(report);
     }
 
-    /// The report counts what is there, for the lists that the labels select now, and for nothing else.
+    /// Whether the runtime has the image, and for this platform.
+    fn is_ours(&self, key: &ImageKey) -> bool {
+        let image = self.store.get(key);
+        image.is_some_and(|image| image.foreign_platform.is_none())
+    }
+
+    /// The report counts what was there when the runtime last answered, for the lists that the labels select now, and
+    /// for nothing else. It says whether the runtime answers.
     fn check(&self, report: &NodeImageCacheStatus, inputs: &Inputs) {
         let reported: BTreeMap<_, _> = report
             .caches
@@ -288,7 +375,7 @@ impl Model {
                 continue;
             };
             assert_eq!(cache.observed_generation, *generation);
-            let here = |image: &String| self.store.contains(&key(image));
+            let here = |image: &String| self.seen.contains(&key(image));
             let ready = |list: &ImageList| {
                 i32::try_from(list.images.iter().filter(|image| here(image)).count()).unwrap()
             };
@@ -312,15 +399,25 @@ impl Model {
             );
         }
         assert!(report.caches.len() <= inputs.caches.known().unwrap().len());
+        for image in &report.images {
+            assert_eq!(
+                image.state == ImageState::Ready,
+                self.seen.contains(image.image.as_str()),
+                "{image:?}"
+            );
+        }
+        let runtime = find(&report.conditions, RUNTIME_READY).unwrap();
+        assert_eq!(runtime.status == "False", self.down, "{runtime:?}");
     }
 
-    /// Nothing more happens from outside, and every pull succeeds.
+    /// The runtime answers, nothing more happens from outside, and every pull succeeds.
     fn converge(&mut self) {
+        self.down = false;
         for _ in 0..200 {
             self.act();
             let pulls: Vec<_> = self.world.pulls.keys().cloned().collect();
             if let Some(key) = pulls.first() {
-                self.end(key, None);
+                self.end(key, End::Pulled(Platform::Ours));
             } else if let Some(wake) = plan(&self.world, SLOTS, self.now()).wake {
                 self.seconds = self.seconds.max(wake.as_secs() + 1);
             } else {
@@ -333,7 +430,7 @@ impl Model {
             "something is still being pulled"
         );
         for (key, wanted) in &self.world.desired.known().unwrap().images {
-            let here = self.store.contains(key);
+            let here = self.is_ours(key);
             assert!(
                 here || wanted.paused || wanted.reference.is_err(),
                 "{key} never arrived"
@@ -346,12 +443,15 @@ fn key(image: &str) -> ImageKey {
     Reference::parse(image).map_or_else(|_| image.into(), |reference| reference.key().into())
 }
 
-fn image() -> PresentImage {
+fn image(platform: Platform) -> PresentImage {
     PresentImage {
         id: "sha256:id".into(),
         digest: None,
         bytes: 1,
-        foreign_platform: None,
+        foreign_platform: match platform {
+            Platform::Ours => None,
+            Platform::Foreign => Some("linux/arm64".into()),
+        },
     }
 }
 
@@ -372,8 +472,8 @@ proptest! {
         let mut model = Model::new();
         let list = |images: Vec<String>, priority| ImageCacheSpec {
             cache_spec: vec![ImageList { images, ..ImageList::default() }],
-            paused: false,
             priority,
+            ..ImageCacheSpec::default()
         };
         model.caches.insert(0, (1, list((0..failing).map(|n| format!("r.io/fails:{n}")).collect(), 1000)));
         model.caches.insert(1, (1, list(vec!["r.io/good:1".into()], -1000)));
@@ -382,9 +482,10 @@ proptest! {
             model.act();
             model.seconds += seconds;
             for key in model.world.pulls.keys().cloned().collect::<Vec<_>>() {
-                model.end(&key, (key != good).then(|| CAUSES[cause]));
+                let end = if key == good { End::Pulled(Platform::Ours) } else { End::Failed(CAUSES[cause]) };
+                model.end(&key, end);
             }
-            if model.store.contains(&good) {
+            if model.store.contains_key(&good) {
                 return Ok(());
             }
         }

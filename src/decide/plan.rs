@@ -16,6 +16,8 @@ pub struct Plan {
     pub start: Vec<ImageKey>,
     /// Pulls that nobody wants any more.
     pub cancel: Vec<ImageKey>,
+    /// Leases that nothing needs any more.
+    pub release: Vec<String>,
     /// When, on the monotonic clock, to plan again even if nothing happens.
     pub wake: Option<Duration>,
 }
@@ -43,8 +45,8 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         };
     }
 
+    let (release, mut wake) = world.leases.due(now.monotonic);
     let mut due: Vec<((bool, &Rank), &ImageKey)> = Vec::new();
-    let mut wake: Option<Duration> = None;
     for (key, wanted) in &desired.images {
         let usable = match world.asked.get(key) {
             // Not asked for yet: it may be there.
@@ -53,8 +55,11 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
                 .as_ref()
                 .is_some_and(|image| image.foreign_platform.is_none()),
         };
-        let idle =
-            usable || wanted.reference.is_err() || wanted.paused || world.pulls.contains_key(key);
+        let idle = usable
+            || wanted.reference.is_err()
+            || wanted.paused
+            || world.pulls.contains_key(key)
+            || world.leases.is_releasing(key);
         if idle {
             continue;
         }
@@ -70,7 +75,8 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         }
     }
     due.sort_unstable();
-    let slots = max_parallel_pulls.saturating_sub(world.pulls.len());
+    let busy = world.pulls.values().filter(|pull| !pull.landed).count();
+    let slots = max_parallel_pulls.saturating_sub(busy);
     Plan {
         start: due
             .into_iter()
@@ -78,6 +84,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
             .map(|(_, key)| key.clone())
             .collect(),
         cancel,
+        release,
         wake,
     }
 }
@@ -87,6 +94,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
     use std::cmp::Reverse;
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use jiff::Timestamp;
 
@@ -94,7 +102,7 @@ mod tests {
     use crate::api::Reason;
     use crate::decide::desired::{Desired, Wanted};
     use crate::decide::world::{Failed, Outcome};
-    use crate::decide::{CacheName, Known, PresentImage, Timing};
+    use crate::decide::{Known, PresentImage, Timing};
     use crate::image::Reference;
 
     fn at(seconds: u64) -> Now {
@@ -113,16 +121,13 @@ mod tests {
         let mut desired = Desired::default();
         for (position, (image, priority)) in images.iter().enumerate() {
             let name = image.trim_start_matches('!');
-            let cache = CacheName {
-                namespace: "ns".into(),
-                name: "c".into(),
-            };
             desired.images.insert(
                 key(name),
                 Wanted {
-                    reference: Reference::parse(name),
-                    rank: (Reverse(*priority), cache, 0, position),
+                    reference: Reference::parse(name).map_err(Box::new),
+                    rank: (Reverse(*priority), [0, 0, u32::try_from(position).unwrap()]),
                     paused: image.starts_with('!'),
+                    secrets: Vec::new(),
                 },
             );
         }
@@ -137,7 +142,7 @@ mod tests {
         answer.extend(
             present
                 .iter()
-                .map(|(image, foreign)| (key(image), Some(image_of(*foreign)))),
+                .map(|(image, foreign)| (key(image), Some(Arc::new(image_of(*foreign))))),
         );
         world.has(answer, at(0), &Timing::default(), 0.5);
         world
@@ -285,6 +290,57 @@ mod tests {
             world.memory[&key("a")].retry.unwrap().1.as_second(),
             1_000_160
         );
+    }
+
+    #[test]
+    fn a_lease_is_given_up_when_nothing_needs_it_and_never_during_its_pull() {
+        let timing = Timing::default();
+        let mut world = world(&[("a", 0), ("b", 0)], &[("b", None)]);
+        let expires = Duration::from_hours(100);
+        for name in ["a", "b", "c"] {
+            world.leases.hold(name.to_owned(), key(name), expires);
+        }
+        let plan_at = |world: &mut World, seconds| {
+            world.tend_leases(at(seconds).monotonic, &timing);
+            plan(world, 0, at(seconds))
+        };
+        let first = plan_at(&mut world, 100);
+        assert_eq!(first.release, ["b"], "it is present");
+        assert_eq!(
+            first.wake,
+            Some(Duration::from_secs(700)),
+            "c may be wanted again"
+        );
+        world.leases.release("b");
+        assert_eq!(plan_at(&mut world, 699).release.len(), 0);
+        world.started(key("c"), at(699));
+        assert_eq!(
+            plan_at(&mut world, 700).release.len(),
+            0,
+            "it is being pulled"
+        );
+        world.ended(&key("c"), Outcome::Cancelled, at(701), &timing, 0.5);
+        assert_eq!(plan_at(&mut world, 701).release.len(), 0);
+        assert_eq!(plan_at(&mut world, 1301).release, ["c"]);
+        world.leases.release("c");
+        // Of its hundred hours, less than 24 are left.
+        let late = 76 * 3600 + 1;
+        assert_eq!(
+            plan_at(&mut world, late).release,
+            ["a"],
+            "it would not last"
+        );
+        world.desired = Known::Unknown;
+        assert!(plan_at(&mut world, late).release.is_empty());
+    }
+
+    #[test]
+    fn an_image_that_has_landed_needs_its_slot_no_more_and_is_not_started_again() {
+        let mut world = world(&[("a", 0), ("b", 0)], &[]);
+        world.started(key("a"), at(1));
+        assert_eq!(plan(&world, 1, at(2)).start, keys(&[]));
+        world.landed(&key("a"));
+        assert_eq!(plan(&world, 1, at(2)).start, keys(&["b"]));
     }
 
     #[test]

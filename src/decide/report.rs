@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::desired::{Desired, ImageKey, SelectedCache};
 use super::inputs::Known;
 use super::timing::Timing;
-use super::world::{Now, Runtime, World};
+use super::world::{Now, Runtime, State, World};
 use crate::api::condition::{condition, whole_seconds};
 use crate::api::image_cache::NodeState;
 use crate::api::node_image_cache::{
@@ -22,10 +22,14 @@ const MAX_FAILURES: usize = 3;
 /// Why the node's runtime does not answer, or that it does.
 pub const RUNTIME_READY: &str = "RuntimeReady";
 
-type States = BTreeMap<ImageKey, (ImageState, Option<Reason>, Option<String>)>;
+/// Which pull secrets give no credentials, or that all do.
+pub const CREDENTIALS_READY: &str = "CredentialsReady";
+
+type States = BTreeMap<ImageKey, State>;
 
 /// The report of this moment. `None` while it is not known what is wanted, or whether it is there: the last report stays.
-/// So an agent that is restarted takes nothing back that the one before it has said.
+/// So an agent that is restarted takes nothing back that the one before it has said, and a second one on a node does not contradict
+/// the first.
 ///
 /// `previous` is the last report, this process's or its predecessor's: a timestamp moves only when
 /// the state beside it does, so a report that says nothing new equals the one before.
@@ -41,7 +45,7 @@ pub fn report(
         return None;
     };
     let runtime_ready = match &world.runtime {
-        Runtime::Starting => return None,
+        Runtime::Starting | Runtime::Taken(_) => return None,
         Runtime::Ready if world.question_open(desired) => return None,
         Runtime::Ready => (true, "Ready", "the runtime answers"),
         Runtime::Down(why) => (false, Reason::RuntimeUnavailable.as_str(), why.as_str()),
@@ -60,6 +64,7 @@ pub fn report(
         )
     };
     let (images, images_omitted) = images(world, &states, previous, now);
+    let credentials = world.secrets.condition();
     let conditions = previous
         .map(|report| report.conditions.as_slice())
         .unwrap_or_default();
@@ -72,15 +77,17 @@ pub fn report(
         caches: caches(desired, &states),
         images,
         images_omitted,
-        conditions: vec![condition(
-            conditions,
-            RUNTIME_READY,
-            runtime_ready.0,
-            runtime_ready.1,
-            runtime_ready.2,
-            None,
-            now.wall,
-        )],
+        conditions: [
+            (RUNTIME_READY, runtime_ready),
+            (
+                CREDENTIALS_READY,
+                (credentials.0, credentials.1, &credentials.2),
+            ),
+        ]
+        .map(|(kind, (status, reason, message))| {
+            condition(conditions, kind, status, reason, message, None, now.wall)
+        })
+        .into(),
     })
 }
 
@@ -102,7 +109,7 @@ fn caches(desired: &Desired, states: &States) -> Vec<CacheReport> {
                     ready: length(
                         list.images
                             .iter()
-                            .filter(|(_, key)| is(states, key, ImageState::Ready))
+                            .filter(|key| is(states, key, ImageState::Ready))
                             .count(),
                     ),
                     total: length(list.images.len()),
@@ -119,7 +126,7 @@ fn is(states: &States, key: &ImageKey, state: ImageState) -> bool {
 
 /// The state of this node in one `ImageCache`: the first that applies.
 fn node_state(cache: &SelectedCache, states: &States) -> NodeState {
-    let any = |state| images_of(cache).any(|(_, key)| is(states, key, state));
+    let any = |state| cache.images().any(|(_, key)| is(states, key, state));
     if any(ImageState::Failed) {
         NodeState::Failed
     } else if any(ImageState::Pulling) {
@@ -131,24 +138,20 @@ fn node_state(cache: &SelectedCache, states: &States) -> NodeState {
     }
 }
 
-fn images_of(cache: &SelectedCache) -> impl Iterator<Item = &(String, ImageKey)> {
-    cache.lists.iter().flat_map(|list| &list.images)
-}
-
 fn failures(cache: &SelectedCache, states: &States) -> Vec<Failure> {
     let mut failures: Vec<Failure> = Vec::new();
-    for (written, key) in images_of(cache) {
+    for (written, key) in cache.images() {
         if failures.len() == MAX_FAILURES {
             break;
         }
         let Some((ImageState::Failed, Some(reason), message)) = states.get(key) else {
             continue;
         };
-        if failures.iter().all(|failure| failure.image != *written) {
+        if failures.iter().all(|failure| failure.image != written) {
             failures.push(Failure {
-                image: written.clone(),
+                image: written.to_owned(),
                 reason: *reason,
-                message: message.clone().unwrap_or_default(),
+                message: message.as_deref().unwrap_or_default().to_owned(),
             });
         }
     }
@@ -199,7 +202,7 @@ fn images(
                     .map(|(_, at)| Time(at)),
                 last_transition_time: since,
                 reason: *reason,
-                message: message.clone(),
+                message: message.as_deref().map(str::to_owned),
             }
         })
         .collect();
@@ -254,7 +257,7 @@ mod tests {
         let inputs = Inputs {
             caches: Known::Known(Arc::new([(name, Arc::new(cache))].into())),
             node: Known::Known(Node::default()),
-            reported: None,
+            ..Inputs::default()
         };
         let mut world = World::default();
         world.wants(desired(&inputs));
@@ -267,7 +270,7 @@ mod tests {
             .map(|key| {
                 (
                     key.clone(),
-                    images.contains(&&**key).then(|| image_of("d1")),
+                    images.contains(&&**key).then(|| Arc::new(image_of("d1"))),
                 )
             })
             .collect();
@@ -396,6 +399,26 @@ mod tests {
             say(&world, Some(&first), at(64)).images[0].state,
             ImageState::Pulling
         );
+    }
+
+    #[test]
+    fn an_image_for_another_platform_is_pulled_again_like_one_that_failed() {
+        let timing = Timing::default();
+        let mut world = world(&[A]);
+        let foreign = PresentImage {
+            foreign_platform: Some("linux/arm64".into()),
+            ..image_of("d1")
+        };
+        let answer = [(A.into(), Some(Arc::new(foreign)))].into();
+        world.has(answer, at(0), &timing, 0.5);
+        world.started(A.into(), at(61));
+        let state = |world: &World, at| world.state(&A.into(), at, &timing).0;
+        assert_eq!(state(&world, at(62)), ImageState::Failed);
+        let changes = world.state_changes_at(&timing, at(62));
+        assert_eq!(changes, Some(Duration::from_secs(64)));
+        assert_eq!(state(&world, at(64)), ImageState::Pulling);
+        world.cancelled(&A.into());
+        assert_eq!(world.state_changes_at(&timing, at(62)), None);
     }
 
     #[test]

@@ -41,12 +41,20 @@ pub struct Timing {
     pub look: Duration,
     /// How often it is asked all the same when it does, in case an event was lost.
     pub look_with_events: Duration,
-    /// How long image events are gathered before the runtime is asked for its images.
-    pub look_after_event: Duration,
+    /// How long events are gathered before the runtime is asked for its images, after one of an image that is gone.
+    pub look_after_removal: Duration,
+    /// The same after one of an image that is new or was pulled again.
+    pub look_after_arrival: Duration,
     /// The time limit of a question to the runtime. Pulls have none.
     pub runtime_call: Duration,
     /// Between attempts to reach a runtime that does not answer.
     pub runtime_retry: Doubling,
+    /// How long the runtime keeps what a pull has downloaded, should this agent not come back.
+    pub lease: Duration,
+    /// A lease with less time left is given up before the next attempt.
+    pub lease_spare: Duration,
+    /// How long what was downloaded is kept after nobody wants the image any more: an edit may be mended.
+    pub lease_kept: Duration,
     /// A failed attempt is reported as failed until its repetition has run this long, so that quick
     /// repetitions cost no status writes.
     pub retry_is_pulling_after: Duration,
@@ -73,13 +81,13 @@ pub struct Timing {
     /// Between attempts to reach an API server that does not answer.
     pub api_retry: Doubling,
     /// How long the elected agent stays elected without renewing.
-    pub lease: Duration,
+    pub election: Duration,
     /// How often the elected agent renews.
-    pub lease_renew: Duration,
+    pub election_renew: Duration,
     /// How often an agent looks at the lease, on average, in a small cluster.
-    pub lease_look: Duration,
+    pub election_look: Duration,
     /// Within this time after its start an agent looks at the lease for the first time.
-    pub lease_first_look: Duration,
+    pub election_first_look: Duration,
     /// Between two reports of one node, while its images still move: the shortest time (in a small
     /// cluster) and the longest.
     pub report: (Duration, Duration),
@@ -87,7 +95,7 @@ pub struct Timing {
     pub own_object: Duration,
     /// The same once after the object was made: the one before it may still have been on its way out.
     pub own_object_made: Duration,
-    /// The shortest time within which all tasks have to end after SIGTERM.
+    /// Within this time all tasks have to end after SIGTERM.
     pub shutdown: Duration,
     /// How long the news that make up a summary are gathered before it is written, unless `Ready` turns.
     pub summary_gather: Duration,
@@ -100,9 +108,13 @@ impl Default for Timing {
         Self {
             look: Duration::from_secs(30),
             look_with_events: Duration::from_mins(5),
-            look_after_event: Duration::from_millis(100),
+            look_after_removal: Duration::from_millis(100),
+            look_after_arrival: Duration::from_secs(1),
             runtime_call: Duration::from_secs(10),
             runtime_retry: Doubling::seconds(1, 30),
+            lease: Duration::from_hours(7 * 24),
+            lease_spare: Duration::from_hours(24),
+            lease_kept: Duration::from_mins(10),
             retry_is_pulling_after: Duration::from_secs(3),
             not_found: Doubling::seconds(60, 30 * 60),
             unauthorized: Doubling::seconds(60, 10 * 60),
@@ -115,10 +127,10 @@ impl Default for Timing {
             eviction_memory: Duration::from_hours(1),
             api_call: Duration::from_secs(10),
             api_retry: Doubling::seconds(1, 30),
-            lease: Duration::from_secs(15),
-            lease_renew: Duration::from_secs(5),
-            lease_look: Duration::from_secs(2),
-            lease_first_look: Duration::from_secs(5),
+            election: Duration::from_secs(15),
+            election_renew: Duration::from_secs(5),
+            election_look: Duration::from_secs(2),
+            election_first_look: Duration::from_secs(5),
             report: (Duration::from_secs(1), Duration::from_mins(1)),
             own_object: Duration::from_mins(5),
             own_object_made: Duration::from_secs(15),
@@ -130,7 +142,8 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The same with every delay before a repeated pull divided, for tests that wait for repetitions.
+    /// The same with every delay before a repeated pull divided, and the time for which downloads that nobody wants are kept, for
+    /// tests that wait for these.
     #[must_use]
     pub fn divided_by(self, divisor: u32) -> Self {
         let by = divisor.max(1);
@@ -147,6 +160,7 @@ impl Timing {
             no_space: doubling(self.no_space),
             wrong_image: self.wrong_image / by,
             evicted: doubling(self.evicted),
+            lease_kept: self.lease_kept / by,
             ..self
         }
     }

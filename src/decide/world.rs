@@ -1,14 +1,18 @@
 //! The world of one node as decisions see it: what is wanted, what is there, what is under way, and
 //! what is remembered of each image.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::backoff;
 use super::desired::{Desired, ImageKey};
-use super::inputs::Known;
+use super::inputs::{Known, SecretName};
+use super::leases::Leases;
+use super::pull_secrets::PullSecrets;
 use super::timing::Timing;
 use crate::api::{ImageState, Reason};
 
@@ -34,8 +38,11 @@ pub struct PresentImage {
     pub foreign_platform: Option<String>,
 }
 
-/// Images that the runtime has.
-pub type Present = BTreeMap<ImageKey, PresentImage>;
+/// The state of a wanted image, its reason, and the same in a sentence.
+pub type State = (ImageState, Option<Reason>, Option<Cow<'static, str>>);
+
+/// What the runtime has under each name that it was asked for.
+pub type Answers = BTreeMap<ImageKey, Option<Arc<PresentImage>>>;
 
 /// Whether the runtime answers.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -47,6 +54,8 @@ pub enum Runtime {
     Ready,
     /// It did not, for this reason.
     Down(String),
+    /// Another agent serves it, and reports what it has: this one neither pulls nor reports.
+    Taken(String),
 }
 
 /// A pull that is under way.
@@ -56,6 +65,8 @@ pub struct Pull {
     pub since: Duration,
     /// It was told to stop, and has not ended yet.
     pub cancelled: bool,
+    /// The runtime has the image, and is being asked what it is: the slot is free.
+    pub landed: bool,
 }
 
 /// A failed attempt.
@@ -103,29 +114,68 @@ pub struct World {
     /// Whether the runtime answers.
     pub runtime: Runtime,
     /// The wanted images that the runtime was asked for, and whether it had them when it last answered.
-    pub asked: BTreeMap<ImageKey, Option<PresentImage>>,
+    pub asked: Answers,
     /// The pulls under way.
     pub pulls: BTreeMap<ImageKey, Pull>,
     /// What is remembered of wanted images.
     pub memory: BTreeMap<ImageKey, Memory>,
+    /// Our leases in the runtime.
+    pub leases: Leases,
+    /// What is known of pull secrets.
+    pub secrets: PullSecrets,
 }
 
 impl World {
     /// What is wanted has changed. Images that nobody wants any more are forgotten: wanted again, they start anew.
+    ///
+    /// An image for which other pull secrets are named now than before is tried again at once.
     pub fn wants(&mut self, desired: Known<Desired>) {
         if let Known::Known(desired) = &desired {
+            let before = self.desired.known();
             self.memory
                 .retain(|key, _| desired.images.contains_key(key));
+            for (key, memory) in &mut self.memory {
+                if before.is_some_and(|before| before.secrets(key) != desired.secrets(key)) {
+                    memory.start_anew();
+                }
+            }
             self.asked.retain(|key, _| desired.images.contains_key(key));
+            self.secrets.keep_named(desired);
         }
         self.desired = desired;
+    }
+
+    /// How often pull secrets were seen to change. What failed and could go better with one that changed is tried again at once.
+    pub fn secrets_changed(&mut self, changes: &BTreeMap<SecretName, u64>) {
+        let news = self.secrets.news(changes);
+        let Some(desired) = self.desired.known().filter(|_| !news.is_empty()) else {
+            return;
+        };
+        for (key, memory) in &mut self.memory {
+            let mut secrets = desired.secrets(key).iter();
+            if secrets.any(|secret| news.contains(&**secret)) {
+                memory.start_anew();
+            }
+        }
+    }
+
+    /// The pull secrets of images that failed, and those that gave no credentials: a change of one of them is worth to know at once.
+    #[must_use]
+    pub fn awaited_secrets(&self) -> BTreeSet<Arc<SecretName>> {
+        let failed = self
+            .memory
+            .iter()
+            .filter(|(_, memory)| memory.last.is_some());
+        let named = failed.filter_map(|(key, _)| Some(self.desired.known()?.secrets(key)));
+        let lacking = self.secrets.lacking();
+        named.flatten().chain(lacking).cloned().collect()
     }
 
     /// The runtime answered: of the images that it was asked for, these are there. Returns those that were there before
     /// and that something else has removed.
     pub fn has(
         &mut self,
-        answer: BTreeMap<ImageKey, Option<PresentImage>>,
+        answer: Answers,
         now: Now,
         timing: &Timing,
         chance: f64,
@@ -158,6 +208,19 @@ impl World {
         self.runtime = Runtime::Down(why);
     }
 
+    /// Another agent serves the runtime.
+    pub fn runtime_taken(&mut self, why: String) {
+        self.runtime = Runtime::Taken(why);
+    }
+
+    /// Says which leases are to be given up, once it is known what is wanted.
+    pub fn tend_leases(&mut self, now: Duration, timing: &Timing) {
+        if let Known::Known(desired) = &self.desired {
+            let (asked, pulls) = (&self.asked, &self.pulls);
+            self.leases.tend(desired, asked, pulls, now, timing);
+        }
+    }
+
     /// A pull was started.
     pub fn started(&mut self, key: ImageKey, now: Now) {
         self.pulls.insert(
@@ -165,8 +228,16 @@ impl World {
             Pull {
                 since: now.monotonic,
                 cancelled: false,
+                landed: false,
             },
         );
+    }
+
+    /// A pull has brought its image, and will end in a moment.
+    pub fn landed(&mut self, key: &ImageKey) {
+        if let Some(pull) = self.pulls.get_mut(key) {
+            pull.landed = true;
+        }
     }
 
     /// A pull was told to stop. Its slot is free once it has ended.
@@ -199,12 +270,13 @@ impl World {
                 memory.arrived(&image);
                 // An image for another platform came without an error. It may be pushed anew under the same name.
                 if image.foreign_platform.is_some() {
+                    (memory.failures, memory.last) = (0, None);
                     memory.try_again(
                         backoff::delay(Reason::NoMatchingPlatform, 1, timing, chance),
                         now,
                     );
                 }
-                self.asked.insert(key.clone(), Some(image));
+                self.asked.insert(key.clone(), Some(Arc::new(image)));
             }
             Outcome::Failed(failed) => {
                 let memory = self.memory.entry(key.clone()).or_default();
@@ -234,17 +306,12 @@ impl World {
     /// What the runtime has under this name, when it last answered.
     #[must_use]
     pub fn image(&self, key: &ImageKey) -> Option<&PresentImage> {
-        self.asked.get(key)?.as_ref()
+        self.asked.get(key)?.as_deref()
     }
 
     /// The state of a wanted image, its reason, and the same in a sentence.
     #[must_use]
-    pub fn state(
-        &self,
-        key: &ImageKey,
-        now: Now,
-        timing: &Timing,
-    ) -> (ImageState, Option<Reason>, Option<String>) {
+    pub fn state(&self, key: &ImageKey, now: Now, timing: &Timing) -> State {
         let Some(wanted) = self
             .desired
             .known()
@@ -262,25 +329,22 @@ impl World {
         let memory = self.memory.get(key);
         let last = memory.and_then(|memory| memory.last.as_ref());
         let evicted = memory.is_some_and(|memory| memory.seen && present.is_none());
-        if let Some(pull) = self.pulls.get(key).filter(|pull| !pull.cancelled) {
-            let repetition = last.is_some() || present.is_some();
-            if !repetition
-                || now.monotonic.saturating_sub(pull.since) >= timing.retry_is_pulling_after
-            {
-                let (reason, message) = evicted
-                    .then(|| (Reason::Evicted, EVICTED.to_owned()))
-                    .unzip();
-                return (ImageState::Pulling, reason, message);
-            }
+        if let Some(pull) = self.pulls.get(key).filter(|pull| !pull.cancelled)
+            && (!self.is_repetition(key)
+                || now.monotonic.saturating_sub(pull.since) >= timing.retry_is_pulling_after)
+        {
+            let (reason, message) = evicted
+                .then_some((Reason::Evicted, Cow::Borrowed(EVICTED)))
+                .unzip();
+            return (ImageState::Pulling, reason, message);
         }
         if wanted.paused {
             let message = last.map_or_else(
-                || "spec.paused is set".to_owned(),
+                || Cow::Borrowed("spec.paused is set"),
                 |last| {
-                    format!(
-                        "spec.paused is set; the last attempt failed: {}: {}",
-                        last.reason, last.message
-                    )
+                    let (reason, message) = (last.reason, &last.message);
+                    format!("spec.paused is set; the last attempt failed: {reason}: {message}")
+                        .into()
                 },
             );
             return (ImageState::Waiting, Some(Reason::Paused), Some(message));
@@ -296,11 +360,11 @@ impl World {
         if let Some(last) = last {
             return failed(last.reason, last.message.clone());
         }
-        if let Runtime::Down(why) = &self.runtime {
+        if let Runtime::Down(why) | Runtime::Taken(why) = &self.runtime {
             return waiting(Reason::RuntimeUnavailable, why.clone());
         }
         if evicted {
-            return waiting(Reason::Evicted, EVICTED.to_owned());
+            return waiting(Reason::Evicted, EVICTED);
         }
         (ImageState::Waiting, Some(Reason::Queued), None)
     }
@@ -310,34 +374,45 @@ impl World {
     pub fn state_changes_at(&self, timing: &Timing, now: Now) -> Option<Duration> {
         self.pulls
             .iter()
-            .filter(|(key, _)| {
-                self.memory
-                    .get(*key)
-                    .is_some_and(|memory| memory.last.is_some())
-            })
+            .filter(|(key, pull)| !pull.cancelled && self.is_repetition(key))
             .map(|(_, pull)| pull.since + timing.retry_is_pulling_after)
             .filter(|at| *at > now.monotonic)
             .min()
+    }
+
+    /// Whether a pull of this image repeats one that failed, or that brought an image for another platform.
+    fn is_repetition(&self, key: &ImageKey) -> bool {
+        let failed = |memory: &Memory| memory.last.is_some();
+        self.memory.get(key).is_some_and(failed) || self.image(key).is_some()
     }
 }
 
 /// What to look at when images disappear.
 const EVICTED: &str = "something else on the node removed this image: look at the kubelet's imageGCHighThresholdPercent and imageMaximumGCAge, and at image cleaners";
 
-fn failed(reason: Reason, message: String) -> (ImageState, Option<Reason>, Option<String>) {
-    (ImageState::Failed, Some(reason), Some(message))
+fn failed(reason: Reason, message: impl Into<Cow<'static, str>>) -> State {
+    (ImageState::Failed, Some(reason), Some(message.into()))
 }
 
-fn waiting(reason: Reason, message: String) -> (ImageState, Option<Reason>, Option<String>) {
-    (ImageState::Waiting, Some(reason), Some(message))
+fn waiting(reason: Reason, message: impl Into<Cow<'static, str>>) -> State {
+    (ImageState::Waiting, Some(reason), Some(message.into()))
 }
 
 impl Memory {
     fn arrived(&mut self, image: &PresentImage) {
         self.seen = true;
-        self.failures = 0;
-        self.last = None;
+        // One for another platform is pulled again, and how often that failed is remembered.
         if image.foreign_platform.is_none() {
+            self.failures = 0;
+            self.last = None;
+            self.retry = None;
+        }
+    }
+
+    /// Something changed that the failures so far say nothing about.
+    fn start_anew(&mut self) {
+        if self.last.is_some() {
+            self.failures = 0;
             self.retry = None;
         }
     }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use super::grammar::{
     MAX_REPOSITORY, MAX_TAG, digest_length, is_component, is_lowercase_hex, is_registry, is_tag,
@@ -21,13 +22,12 @@ const DEFAULT_TAG: &str = "latest";
 /// A reference that parsed.
 ///
 /// Two spellings of one image, `busybox` and `docker.io/library/busybox:latest`, are equal: they have the same [`key`](Self::key).
+///
+/// Clones share the text: a node can have tens of thousands of them.
 #[derive(Clone, Debug)]
 pub struct Reference {
-    as_written: String,
-    name: String,
-    tag: Option<String>,
-    digest: Option<String>,
-    key: String,
+    as_written: Arc<str>,
+    key: Arc<str>,
 }
 
 /// Why a text is not an image reference.
@@ -99,11 +99,7 @@ impl Reference {
     /// Parses what a pod, or an `ImageCache`, names an image with. Nothing is trimmed: the kubelet does not either.
     pub fn parse(as_written: &str) -> Result<Self, InvalidReference> {
         refuse_what_is_no_reference(as_written)?;
-        let (name_and_tag, digest) = match as_written.split_once('@') {
-            Some((before, digest)) => (before, Some(digest)),
-            None => (as_written, None),
-        };
-        let (name, tag) = split_tag(name_and_tag);
+        let (name, tag, digest) = split(as_written);
         let name = normalised_name(name)?;
         tag.map_or(Ok(()), check_tag)?;
         digest.map_or(Ok(()), check_digest)?;
@@ -111,13 +107,13 @@ impl Reference {
             (Some(digest), _) => format!("{name}@{digest}"),
             (None, tag) => format!("{name}:{}", tag.unwrap_or(DEFAULT_TAG)),
         };
-        Ok(Self {
-            as_written: as_written.to_owned(),
-            name,
-            tag: tag.map(str::to_owned),
-            digest: digest.map(str::to_owned),
-            key,
-        })
+        let key: Arc<str> = key.into();
+        let as_written = if *key == *as_written {
+            Arc::clone(&key)
+        } else {
+            as_written.into()
+        };
+        Ok(Self { as_written, key })
     }
 
     /// The text that was parsed.
@@ -131,9 +127,9 @@ impl Reference {
     /// The kubelet leaves it to the runtime which registry a short name means, and so does this.
     #[must_use]
     pub fn pull_form(&self) -> String {
-        match (&self.tag, &self.digest) {
-            (None, None) => format!("{}:{DEFAULT_TAG}", self.as_written),
-            _ => self.as_written.clone(),
+        match split(&self.as_written) {
+            (_, None, None) => format!("{}:{DEFAULT_TAG}", self.as_written),
+            _ => self.as_written.as_ref().to_owned(),
         }
     }
 
@@ -145,30 +141,35 @@ impl Reference {
         &self.key
     }
 
+    /// The same, shared.
+    #[must_use]
+    pub fn shared_key(&self) -> Arc<str> {
+        Arc::clone(&self.key)
+    }
+
     /// Registry and repository in full, as in `docker.io/library/busybox`: what the kubelet looks credentials up by.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        split(&self.key).0
     }
 
     /// The registry's host, with its port if it has one.
     #[must_use]
     pub fn registry(&self) -> &str {
-        self.name
-            .split_once('/')
-            .map_or(self.name.as_str(), |(registry, _)| registry)
+        let name = self.name();
+        name.split_once('/').map_or(name, |(registry, _)| registry)
     }
 
     /// The tag as written; `None` when `latest` is only meant.
     #[must_use]
     pub fn tag(&self) -> Option<&str> {
-        self.tag.as_deref()
+        split(&self.as_written).1
     }
 
     /// The digest, with its algorithm.
     #[must_use]
     pub fn digest(&self) -> Option<&str> {
-        self.digest.as_deref()
+        split(&self.as_written).2
     }
 }
 
@@ -191,6 +192,16 @@ fn refuse_what_is_no_reference(text: &str) -> Result<(), InvalidReference> {
         return Err(InvalidReference::ImageId);
     }
     Ok(())
+}
+
+/// Name, tag and digest.
+fn split(text: &str) -> (&str, Option<&str>, Option<&str>) {
+    let (name_and_tag, digest) = match text.split_once('@') {
+        Some((before, digest)) => (before, Some(digest)),
+        None => (text, None),
+    };
+    let (name, tag) = split_tag(name_and_tag);
+    (name, tag, digest)
 }
 
 /// A colon before the last slash belongs to the registry's port, not to a tag.

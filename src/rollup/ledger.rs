@@ -32,6 +32,8 @@ struct Page {
     uid: String,
     /// What the API server has.
     written: Written,
+    /// When it was written by this process.
+    written_at: Option<Duration>,
     /// When its `Ready` turned.
     turned_at: Option<Duration>,
     /// Something is new that it depends on.
@@ -123,6 +125,29 @@ impl Ledger {
             stale: VecDeque::new(),
             round: None,
         }
+    }
+
+    /// Takes what the API server was asked for at `asked_at`, and returns the `ImageCache`s whose status somebody else has written:
+    /// they are to be looked at. What went out since then is newer than the answer.
+    pub fn found(
+        &mut self,
+        mut stored: BTreeMap<CacheName, (String, Written)>,
+        asked_at: Duration,
+    ) -> Vec<CacheName> {
+        let mut edited = Vec::new();
+        for (name, page) in &mut self.pages {
+            // Without a status there is nothing in the answer.
+            let found = stored.remove(name);
+            let (uid, written) = found.unwrap_or_else(|| (page.uid.clone(), Written::default()));
+            let is_newer = page.is_going_out || page.written_at.is_some_and(|at| at >= asked_at);
+            if uid != page.uid || is_newer || written.fingerprint == page.written.fingerprint {
+                continue;
+            }
+            page.written = written;
+            page.stale(name, &mut self.stale);
+            edited.push(name.clone());
+        }
+        edited
     }
 
     /// Takes the `ImageCache`s as they are now. Those that changed, and new ones, are to be looked at.
@@ -270,9 +295,10 @@ impl Ledger {
                 let cache = page.of(self.caches.get(&sent.name));
                 let whole = cache.is_none_or(|cache| cache.spec.is_none());
                 page.written = Written::new(sent.status, whole);
+                page.written_at = Some(now);
                 // The object was created anew under the same name, and now says what was meant for the old one: that is set right
                 // as soon as possible, and at once if it says Ready.
-                if sent.urgency == Urgency::AtOnce && sent.uid == page.uid {
+                if sent.urgency != Urgency::Round && sent.uid == page.uid {
                     page.turned_at = Some(now);
                 }
                 page.not_before = Duration::ZERO;

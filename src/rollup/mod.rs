@@ -108,6 +108,7 @@ async fn write(cluster: &Cluster, seat: &Seat, sight: &Mutex<Sight>, news: &Noti
     let mut troubles = BTreeMap::<CacheName, Trouble>::new();
     let mut writes = FuturesUnordered::new();
     let (start, mut rest) = (Instant::now(), None::<Instant>);
+    let mut check = Box::pin(look_again(cluster, &seat.inputs, Scale::default()));
     loop {
         let (began, now) = (Instant::now(), start.elapsed());
         let mut next = None;
@@ -147,6 +148,13 @@ async fn write(cluster: &Cluster, seat: &Seat, sight: &Mutex<Sight>, news: &Noti
                 let outcome = outcome(&summary, answer, &mut troubles, cluster);
                 ledger.end(summary, &outcome, start.elapsed());
             }
+            (asked_at, stored) = &mut check => {
+                for cache in ledger.found(stored, asked_at.duration_since(start)) {
+                    warn!(%cache, "somebody else wrote this status: writing it again");
+                }
+                let nodes = seat.nodes.borrow().unwrap_or_else(|| Scale::default().nodes);
+                check.set(look_again(cluster, &seat.inputs, Scale { nodes }));
+            }
             () = until(rest), if is_resting => {}
             () = until(next), if !is_resting && may_write => {}
             () = news.notified(), if !is_resting => {}
@@ -183,6 +191,27 @@ async fn stored(
         }
         let wait = trouble.wait(&cluster.timing().api_retry, fastrand::f64());
         tokio::time::sleep(wait).await;
+    }
+}
+
+/// Reads after some time what the API server has: somebody may have edited a status by hand. Tells when it asked.
+async fn look_again(
+    cluster: &Cluster,
+    inputs: &watch::Receiver<Inputs>,
+    scale: Scale,
+) -> (Instant, BTreeMap<CacheName, (String, Written)>) {
+    loop {
+        let average = scale.own_object(cluster.timing());
+        tokio::time::sleep(average.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+        let Some(caches) = inputs.borrow().caches.known().cloned() else {
+            continue;
+        };
+        let asked_at = Instant::now();
+        match status::stored(cluster, &caches).await {
+            Ok(stored) => return (asked_at, stored),
+            // Whoever writes says what is wrong.
+            Err(error) => debug!(%error, "cannot read the summaries again"),
+        }
     }
 }
 
@@ -229,7 +258,7 @@ fn tell(sent: &Outgoing) {
     let ready = crate::api::condition::find(&sent.status.conditions, "Ready");
     let (ready, reason) = ready.map_or(("", ""), |ready| (&ready.status, &ready.reason));
     match sent.urgency {
-        Urgency::AtOnce => info!(%cache, ready, reason, "summary written"),
+        Urgency::AtOnce | Urgency::Settled => info!(%cache, ready, reason, "summary written"),
         Urgency::Round => debug!(%cache, ready, reason, "summary written"),
     }
 }

@@ -1,6 +1,6 @@
 //! When a summary that differs from the one that is written goes out: pure, on a monotonic clock.
 //!
-//! A `Ready` that turns goes out at once. Everything else shares one budget over all `ImageCache`s: rounds, between which there is a
+//! A `Ready` that turns goes out at once, and so does the last news of a burst. Everything else shares one budget over all `ImageCache`s: rounds, between which there is a
 //! time that grows with the cluster. A burst, such as the first reports of a new `ImageCache`, is gathered for a moment first.
 
 use std::time::Duration;
@@ -22,6 +22,8 @@ pub struct Change {
 pub enum Urgency {
     /// `Ready` turned.
     AtOnce,
+    /// No node has anything left to do for now, though something failed: good images are not counted late because of a bad one.
+    Settled,
     /// With the next round.
     Round,
 }
@@ -44,13 +46,15 @@ impl Urgency {
             (before, Some(after)) if before != Some(after) => Self::AtOnce,
             // Not ready any more. If the spec was edited meanwhile, nobody believes the old condition anyway.
             (Some(generation), None) if generation == after.observed_generation => Self::AtOnce,
+            _ if settled_for(after) > settled_for(before) => Self::Settled,
             _ => Self::Round,
         }
     }
 }
 
 impl Change {
-    /// When it goes out. `turned` is when this object's `Ready` turned last, `round` when the last round was; `None`: never yet.
+    /// When it goes out. `turned` is when this object's `Ready` turned or settled last, `round` when the last round was; `None`:
+    /// never yet.
     #[must_use]
     pub fn due(
         &self,
@@ -66,6 +70,10 @@ impl Change {
                     self.since.max(turned + intervals.gather)
                 })
             }
+            // What fails again and again settles again and again.
+            Urgency::Settled => turned.map_or(self.since, |turned| {
+                self.since.max(turned + intervals.round)
+            }),
             Urgency::Round => round.map_or(gathered, |round| gathered.max(round + intervals.round)),
         }
     }
@@ -73,8 +81,17 @@ impl Change {
 
 /// The generation for which this status says `Ready`.
 fn ready_for(status: &ImageCacheStatus) -> Option<i64> {
-    let ready = find(&status.conditions, "Ready")?;
-    (ready.status == "True").then_some(ready.observed_generation?)
+    says(status, "Ready", "True")
+}
+
+/// The generation for which this status says that nothing is under way.
+fn settled_for(status: &ImageCacheStatus) -> Option<i64> {
+    says(status, "Progressing", "False")
+}
+
+fn says(status: &ImageCacheStatus, kind: &str, value: &str) -> Option<i64> {
+    let condition = find(&status.conditions, kind)?;
+    (condition.status == value).then_some(condition.observed_generation?)
 }
 
 #[cfg(test)]
@@ -88,18 +105,17 @@ mod tests {
     };
 
     fn status(generation: i64, ready: bool) -> ImageCacheStatus {
-        let now = jiff::Timestamp::UNIX_EPOCH;
+        moving(generation, ready, true)
+    }
+
+    fn moving(generation: i64, ready: bool, progressing: bool) -> ImageCacheStatus {
+        let make = |kind, status| {
+            let now = jiff::Timestamp::UNIX_EPOCH;
+            condition(&[], kind, status, "A", "a", Some(generation), now)
+        };
         ImageCacheStatus {
             observed_generation: generation,
-            conditions: vec![condition(
-                &[],
-                "Ready",
-                ready,
-                "A",
-                "a",
-                Some(generation),
-                now,
-            )],
+            conditions: vec![make("Ready", ready), make("Progressing", progressing)],
             ..ImageCacheStatus::default()
         }
     }
@@ -118,6 +134,23 @@ mod tests {
             (&status(1, true), &status(2, false), Urgency::Round),
             (&status(1, true), &status(2, true), Urgency::AtOnce),
             (&status(1, false), &status(2, true), Urgency::AtOnce),
+            // Something failed, and nothing is under way any more.
+            (
+                &status(1, false),
+                &moving(1, false, false),
+                Urgency::Settled,
+            ),
+            (
+                &moving(1, false, false),
+                &moving(1, false, false),
+                Urgency::Round,
+            ),
+            (&moving(1, false, false), &status(1, false), Urgency::Round),
+            (
+                &moving(1, false, false),
+                &moving(2, false, false),
+                Urgency::Settled,
+            ),
         ] {
             assert_eq!(Urgency::of(before, after), urgency, "{before:?} {after:?}");
         }
@@ -140,6 +173,19 @@ mod tests {
             "the last round is long past"
         );
         assert_eq!(round(5000, Some(ms(4900))), ms(5900));
+    }
+
+    #[test]
+    fn what_settles_goes_out_at_once_but_not_more_often_than_rounds() {
+        let ms = Duration::from_millis;
+        let change = Change {
+            since: ms(5000),
+            urgency: Urgency::Settled,
+        };
+        let due = |turned| change.due(turned, Some(ms(4990)), &INTERVALS);
+        assert_eq!(due(None), ms(5000));
+        assert_eq!(due(Some(ms(1000))), ms(5000));
+        assert_eq!(due(Some(ms(4950))), ms(5950));
     }
 
     #[test]

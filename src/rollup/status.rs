@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hyper::header::{ACCEPT, HeaderValue};
+use hyper::header::ACCEPT;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::{PartialObjectMeta, Request};
 use kube::{Api, Resource};
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::ledger::{Outgoing, Written};
 use super::wire::SummaryObject;
 use crate::api::ImageCache;
-use crate::cluster::{CallError, Cluster};
+use crate::cluster::{CallError, Cluster, METADATA_ONLY};
 use crate::decide::{CacheName, Caches};
 
 /// Who writes the summaries, as server-side apply names it.
@@ -19,10 +19,6 @@ pub const FIELD_MANAGER: &str = "imagecache-summary";
 
 /// Objects in a page of a list: one with all of its nodes has some 30 KB.
 const PAGE: u32 = 50;
-
-/// An answer without spec and status: a summary that was just written need not come back.
-const METADATA: HeaderValue =
-    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
 /// What earlier elected agents wrote, by name, with the object's uid: timestamps go on from there, and what is
 /// right already is not written again.
@@ -69,7 +65,7 @@ pub async fn apply(cluster: &Cluster, summary: &Outgoing) -> Result<String, Call
     let mut request = request
         .patch_subresource("status", name, &params, &Patch::Apply(&object))
         .map_err(|error| CallError::Unreadable(error.to_string()))?;
-    request.headers_mut().insert(ACCEPT, METADATA);
+    request.headers_mut().insert(ACCEPT, METADATA_ONLY);
     let client = cluster.client();
     let object = client.request::<PartialObjectMeta<ImageCache>>(request);
     let object = cluster.write("imagecaches/status", object).await?;

@@ -12,7 +12,10 @@ use super::connect::MAX_ANSWER_BYTES;
 use super::error::{RuntimeError, Unavailable};
 use super::images::Runtime;
 use super::proto::containerd::leases::leases_client::LeasesClient;
-use super::proto::containerd::leases::{CreateRequest, DeleteRequest, ListRequest};
+use super::proto::containerd::leases::{
+    CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, ListResourcesResponse,
+    Resource,
+};
 use super::proto::containerd::version::version_client::VersionClient;
 
 /// Everything of the CRI is in this namespace.
@@ -117,6 +120,25 @@ impl Containerd {
                 })
             })
             .collect())
+    }
+
+    /// Whether a lease keeps nothing: no content, no part of any, no snapshot. One that is not there keeps nothing.
+    pub async fn is_empty_lease(&self, id: &str) -> Result<bool, RuntimeError> {
+        Ok(self.resources(id).await?.is_empty())
+    }
+
+    pub(super) async fn resources(&self, id: &str) -> Result<Vec<Resource>, RuntimeError> {
+        let request = namespaced(ListResourcesRequest { id: id.to_owned() });
+        let answer = async {
+            match self.leases_client().list_resources(request).await {
+                Err(status) if status.code() == Code::NotFound => {
+                    Ok(Response::new(ListResourcesResponse::default()))
+                }
+                answer => answer,
+            }
+        };
+        let answer = self.runtime.call("list what a lease holds", answer).await?;
+        Ok(answer.resources)
     }
 
     async fn delete(&self, id: &str, sync: bool) -> Result<(), RuntimeError> {

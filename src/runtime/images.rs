@@ -78,6 +78,15 @@ pub struct Platform {
     pub architecture: String,
 }
 
+/// With whose rights an image is pulled. It is sent to whatever registry the runtime asks for the image.
+#[derive(Clone, Copy)]
+pub struct Auth<'a> {
+    /// The user's name.
+    pub username: &'a str,
+    /// The password.
+    pub password: &'a str,
+}
+
 /// A filesystem that images are stored on.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ImageFilesystem {
@@ -163,14 +172,26 @@ impl Runtime {
         Ok(self.ask(reference, false).await?.image.map(Into::into))
     }
 
+    /// The same, with what the image runs on, if the runtime tells.
+    pub async fn describe(
+        &self,
+        reference: &str,
+    ) -> Result<Option<(Image, Option<Platform>)>, RuntimeError> {
+        let answer = self.ask(reference, true).await?;
+        let platform = answer.info.get("info").and_then(|text| platform(text));
+        Ok(answer.image.map(|image| (image.into(), platform)))
+    }
+
     /// What the image of this fully qualified reference runs on. `None` when it is not there, or
     /// when the runtime does not tell.
     pub async fn platform(&self, reference: &str) -> Result<Option<Platform>, RuntimeError> {
-        let answer = self.ask(reference, true).await?;
-        Ok(answer
-            .image
-            .and(answer.info.get("info"))
-            .and_then(|text| platform(text)))
+        let described = self.describe(reference).await?;
+        Ok(described.and_then(|(_, platform)| platform))
+    }
+
+    /// Pulls an image with nobody's rights: see [`Self::pull_as`].
+    pub async fn pull(&self, reference: &str, lease: Option<&str>) -> Result<String, PullError> {
+        self.pull_as(None, reference, lease).await
     }
 
     /// Pulls an image, under a lease if there is one, and returns what the runtime calls it: its
@@ -178,9 +199,18 @@ impl Runtime {
     ///
     /// Without a lease containerd throws away what was downloaded when a pull ends in any other
     /// way. It asks the registry also when the image is there, and fails when that fails.
-    pub async fn pull(&self, reference: &str, lease: Option<&str>) -> Result<String, PullError> {
+    pub async fn pull_as(
+        &self,
+        auth: Option<Auth<'_>>,
+        reference: &str,
+        lease: Option<&str>,
+    ) -> Result<String, PullError> {
         let mut request = Request::new(cri::PullImageRequest {
             image: spec(reference),
+            auth: auth.map(|auth| cri::AuthConfig {
+                username: auth.username.to_owned(),
+                password: auth.password.to_owned(),
+            }),
         });
         if let Some(lease) = lease {
             // An id that cannot be sent names no lease.

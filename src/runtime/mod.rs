@@ -24,6 +24,8 @@ pub use discovery::{Found, NothingFound, discover, discover_among};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{PullError, RuntimeError, Unavailable};
 pub use events::{ImageChange, ImageEvent, ImageEvents};
-pub use images::{Container, Image, ImageFilesystem, Platform, Runtime, RuntimeCondition, Version};
+pub use images::{
+    Auth, Container, Image, ImageFilesystem, Platform, Runtime, RuntimeCondition, Version,
+};
 pub use lock::{LockError, SocketLock, lock};
 pub use progress::{Progress, PullProgress};

@@ -18,7 +18,6 @@ use super::proto::containerd::content::content_client::ContentClient;
 use super::proto::containerd::content::{
     self, InfoRequest, ListStatusesRequest, ReadContentRequest,
 };
-use super::proto::containerd::leases::{ListResourcesRequest, Resource};
 
 /// containerd refuses larger manifests too.
 const MAX_MANIFEST_BYTES: i64 = 8 << 20;
@@ -92,7 +91,7 @@ impl Containerd {
 impl PullProgress {
     /// Asks containerd once: two short calls, and for each manifest two more.
     pub async fn look(&mut self) -> Result<Progress, RuntimeError> {
-        let resources = self.resources().await?;
+        let resources = self.containerd.resources(&self.lease).await?;
         let ingests = self.ingests().await?;
         let (mut complete, mut refs) = (BTreeSet::new(), BTreeSet::new());
         for resource in resources {
@@ -114,23 +113,6 @@ impl PullProgress {
             .max(now.total_bytes)
             .max(self.latest.done_bytes);
         Ok(self.latest)
-    }
-
-    async fn resources(&self) -> Result<Vec<Resource>, RuntimeError> {
-        let request = namespaced(ListResourcesRequest {
-            id: self.lease.clone(),
-        });
-        let answer = async {
-            self.containerd
-                .leases_client()
-                .list_resources(request)
-                .await
-        };
-        Ok(self
-            .containerd
-            .call("list what a lease holds", answer)
-            .await?
-            .resources)
     }
 
     async fn ingests(&self) -> Result<Vec<content::Status>, RuntimeError> {

@@ -81,6 +81,8 @@ where
         .with_env_filter(level.filter())
         .with_target(false)
         .with_ansi(colours)
+        // They would go to standard error too, and end the process if that cannot be written.
+        .log_internal_errors(false)
         .with_writer(OneLine(writer));
     match format {
         Format::Human => Box::new(lines.finish()),

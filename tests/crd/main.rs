@@ -56,8 +56,13 @@ async fn answer(cluster: &Cluster, spec: &Value) -> Result<(), String> {
 #[ignore = "needs root and the servers: make test"]
 async fn a_spec_that_cannot_be_meant_is_refused_with_the_field_and_the_cause() {
     let cluster = cluster().await;
-    for (what, spec, field, words) in
-        [refused::lists(), refused::labels(), refused::expressions()].concat()
+    for (what, spec, field, words) in [
+        refused::lists(),
+        refused::secrets(),
+        refused::labels(),
+        refused::expressions(),
+    ]
+    .concat()
     {
         let message = answer(&cluster, &spec).await.unwrap_err();
         assert!(

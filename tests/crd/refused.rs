@@ -268,6 +268,59 @@ pub fn expressions() -> Vec<Row> {
     ]
 }
 
+pub fn secrets() -> Vec<Row> {
+    const NAME: &str = "spec.imagePullSecrets[0].name";
+    let of =
+        |secrets: Value| json!({ "cacheSpec": [{ "images": ["a"] }], "imagePullSecrets": secrets });
+    let many: Vec<_> = (0..33)
+        .map(|n| json!({ "name": format!("s{n}") }))
+        .collect();
+    vec![
+        (
+            "a Secret without a name",
+            of(json!([{}])),
+            NAME,
+            "Required value",
+        ),
+        (
+            "an empty name",
+            of(json!([{ "name": "" }])),
+            NAME,
+            "at least 1 chars long",
+        ),
+        (
+            "a name in capitals",
+            of(json!([{ "name": "Key" }])),
+            NAME,
+            "should match",
+        ),
+        (
+            "a name that ends with a dash",
+            of(json!([{ "name": "key-" }])),
+            NAME,
+            "should match",
+        ),
+        (
+            "a name with its namespace",
+            of(json!([{ "name": "team/key" }])),
+            NAME,
+            "should match",
+        ),
+        (
+            "a Secret twice",
+            of(json!([{ "name": "a" }, { "name": "a" }])),
+            "spec.imagePullSecrets[1]",
+            "Duplicate value",
+        ),
+        (
+            "too many Secrets",
+            of(json!(many)),
+            "spec.imagePullSecrets",
+            "must have at most 32 items",
+        ),
+    ]
+}
+
 pub fn of_images(images: &[&str]) -> Value {
     json!({ "cacheSpec": [{ "images": images }] })
 }

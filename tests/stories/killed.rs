@@ -1,5 +1,6 @@
 //! Whatever is killed, and whenever: it converges, and nothing is done twice.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +20,23 @@ async fn leader(fleet: &Fleet) -> Result<String> {
         .unwrap_or_default();
     let (node, _) = holder.split_once('_').context("nobody is elected")?;
     Ok(node.to_owned())
+}
+
+/// Fails unless each of the three nodes has pulled `lab/big:N`, and at most so many times: a pull asks for the tag's
+/// manifest once, by HEAD. The nodes are told apart by the versions of their runtimes.
+fn each_pulled(proxy: &FaultProxy, n: u32, most: usize) -> Result<()> {
+    let manifest = format!("/lab/big/manifests/{n}");
+    let mut pulls = BTreeMap::<_, usize>::new();
+    for request in proxy.requests() {
+        if request.method == "HEAD" && request.path.contains(&manifest) {
+            *pulls.entry(request.agent).or_default() += 1;
+        }
+    }
+    ensure!(
+        pulls.len() == 3 && pulls.values().all(|times| *times <= most),
+        "pulls of big:{n}, at most {most} by each of three: {pulls:?}"
+    );
+    Ok(())
 }
 
 #[tokio::test]
@@ -44,12 +62,10 @@ async fn agents_runtimes_and_api_server_are_killed_during_pulls() -> Result<()> 
             |n: u32| json!({"cacheSpec": [{"images": [proxy.reference(&format!("lab/big:{n}"))]}]});
         let pulling = async |n: u32| {
             wait_for(format!("three nodes to pull big:{n}"), SOON, async || {
-                let blobs = proxy
-                    .requests()
-                    .into_iter()
-                    .filter(|request| request.path.contains("/blobs/"))
-                    .count();
-                ensure!(blobs >= 3, "{blobs} requests for blobs");
+                let requests = proxy.requests().into_iter();
+                let blobs = requests.filter(|request| request.path.contains("/blobs/"));
+                let nodes: BTreeSet<_> = blobs.map(|request| request.agent).collect();
+                ensure!(nodes.len() == 3, "blobs are asked for by {nodes:?}");
                 Ok(())
             })
             .await
@@ -67,6 +83,8 @@ async fn agents_runtimes_and_api_server_are_killed_during_pulls() -> Result<()> 
         }
         proxy.limit(None);
         fleet.until_ready("big", SOON * 3).await?;
+        // The pull that was killed, and one more.
+        each_pulled(&proxy, 1, 2)?;
 
         // The runtimes are killed.
         proxy.forget();
@@ -81,6 +99,7 @@ async fn agents_runtimes_and_api_server_are_killed_during_pulls() -> Result<()> 
         }
         proxy.limit(None);
         fleet.until_ready("big", SOON * 3).await?;
+        each_pulled(&proxy, 2, 2)?;
 
         // The API server is killed for a while: pulling goes on, the report catches up.
         proxy.forget();
@@ -108,7 +127,7 @@ async fn agents_runtimes_and_api_server_are_killed_during_pulls() -> Result<()> 
                 "{report:?}"
             );
         }
-        Ok(())
+        each_pulled(&proxy, 3, 1)
     })
     .await
 }
@@ -120,6 +139,7 @@ async fn another_agent_takes_over_when_the_elected_one_is_killed() -> Result<()>
         fleet.push(&["lab/a:1", "lab/b:1", "lab/c:1"]).await?;
         let spec = |name: &str| json!({"cacheSpec": [{"images": [fleet.image(name)]}]});
         let (first, second, third) = (spec("lab/a:1"), spec("lab/b:1"), spec("lab/c:1"));
+        let mark = fleet.cluster.registry().mark();
         fleet.set("led", first).await?;
         fleet.until_ready("led", SOON).await?;
 
@@ -153,6 +173,8 @@ async fn another_agent_takes_over_when_the_elected_one_is_killed() -> Result<()>
         let since = Instant::now();
         let exit = fleet.agent(&ended)?.wait(Duration::from_secs(5)).await?;
         ensure!(exit.success(), "{exit}");
+        let said = fleet.agent(&ended)?.log();
+        ensure!(!said.contains("not every task ended"), "a task hangs");
         wait_for(
             "another one to be elected",
             Duration::from_secs(5).saturating_sub(since.elapsed()),
@@ -170,6 +192,14 @@ async fn another_agent_takes_over_when_the_elected_one_is_killed() -> Result<()>
         fleet.start_agent(&ended, &[]).await?;
         fleet.set("led", third).await?;
         fleet.until_ready("led", SOON).await?;
+
+        // None of them was in the middle of a pull: each image was pulled once by each node.
+        let asked = fleet.cluster.registry().requests(mark);
+        for manifest in ["a", "b", "c"].map(|name| format!("/lab/{name}/manifests/1")) {
+            let heads = asked.iter().filter(|request| request.method == "HEAD");
+            let pulls = heads.filter(|head| head.path.contains(&manifest)).count();
+            ensure!(pulls == 3, "{pulls} of {manifest} by three nodes");
+        }
         Ok(())
     })
     .await

@@ -1,5 +1,7 @@
 //! A list that matches no node blocks nothing, and is named.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use serde_json::json;
 use testbed::{ClusterOptions, Version};
@@ -30,12 +32,21 @@ async fn a_list_that_matches_no_node_blocks_nothing() -> Result<()> {
         for node in ["n1", "n2", "n3"] {
             before.push(fleet.report(node).await?);
         }
+        let mark = fleet.cluster.api_mark();
         let spec = json!({"cacheSpec": [{"images": [fleet.image("backend:1")], "nodeSelector": {"tier": "nobody"}}]});
         fleet.set("nothing", spec).await?;
         let status = fleet
             .until("nothing", "to match no node", SOON, |status| is(status, "Ready", "False", "NoMatchingNodes"))
             .await?;
         ensure!(status.desired_nodes == 0 && status.nodes.is_empty());
+        // An agent that had something to write would have written it by then.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let requests = fleet.cluster.api_requests(mark).into_iter();
+        let writes: Vec<_> = requests
+            .filter(|request| request.resource == "nodeimagecaches")
+            .filter(|request| matches!(request.verb.as_str(), "create" | "update" | "patch" | "delete"))
+            .collect();
+        ensure!(writes.is_empty(), "{writes:?}");
         for (node, before) in ["n1", "n2", "n3"].into_iter().zip(before) {
             ensure!(fleet.report(node).await? == before, "{node} wrote something for a cache that does not select it");
         }

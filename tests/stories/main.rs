@@ -19,5 +19,7 @@ mod labels;
 mod lists;
 mod nodes;
 mod presence;
+mod resume;
+mod secrets;
 mod start;
 mod steady;

@@ -1,10 +1,16 @@
 //! An agent that starts before anything else is there waits, says what for, and goes on.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use imagecache_agent::api::condition::find;
 use serde_json::json;
-use testbed::{ClusterOptions, Process, Version, wait_for};
+use testbed::{ClusterOptions, Node, Process, Version, wait_for};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::fleet::{Fleet, SOON};
+
+/// Where the second agent of a node is asked.
+const ADMIN_PORT: u16 = 19848;
 
 async fn until_said(agent: &Process, words: &str) -> Result<()> {
     wait_for(format!("the agent to say {words:?}"), SOON, async || {
@@ -15,6 +21,29 @@ async fn until_said(agent: &Process, words: &str) -> Result<()> {
         );
         Ok(())
     })
+    .await
+}
+
+/// Asks `/readyz` of the second agent of a node until the answer has this status and these words. The node's busybox
+/// would not show the words of an answer that is no success.
+async fn until_readyz(node: &Node, status: &str, words: &str) -> Result<()> {
+    wait_for(
+        format!("/readyz to say {status}: {words}"),
+        SOON,
+        async || {
+            let mut stream = TcpStream::connect((node.address(), ADMIN_PORT)).await?;
+            let request = "GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n";
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            let first = format!("HTTP/1.1 {status} ");
+            ensure!(
+                answer.starts_with(&first) && answer.contains(words),
+                "{answer}"
+            );
+            Ok(())
+        },
+    )
     .await
 }
 
@@ -59,6 +88,7 @@ async fn an_agent_that_comes_first_waits_and_says_what_for() -> Result<()> {
 
     fleet.cluster.start_api_server().await?;
     until_said(agent, "imagecaches.imagecache.dev").await?;
+    until_said(agent, "waiting for the Node object").await?;
 
     fleet.cluster.node("n1")?.containerd().start_again().await?;
     until_said(agent, "the runtime answers").await?;
@@ -86,21 +116,30 @@ async fn a_second_agent_on_a_node_finds_the_lock_taken() -> Result<()> {
             .cluster
             .agent_kubeconfig("imagecache-system", "imagecache-agent", "n1")
             .await?;
-        let mut command = fleet.cluster.node("n1")?.command(super::fleet::AGENT);
+        let node = fleet.cluster.node("n1")?;
+        let mut command = node.command(super::fleet::AGENT);
         command
             .args([
                 "run",
                 "--runtime-endpoint=/run/containerd/containerd.sock",
-                "--admin-addr=127.0.0.1:19848",
+                &format!("--admin-addr={}:{ADMIN_PORT}", node.address()),
             ])
             .env("NODE_NAME", "n1")
             .env("KUBECONFIG", kubeconfig);
-        let second = fleet.cluster.node("n1")?.spawn("second", command)?;
-        until_said(&second, "another agent already serves this runtime").await?;
+        let second = node.spawn("second", command)?;
+        let taken = "another agent already serves this runtime";
+        until_said(&second, taken).await?;
+        until_readyz(node, "503", &format!("- runtime: {taken}")).await?;
         ensure!(second.status().is_none(), "it ended");
+        // What the first one reports is not contradicted.
+        let report = fleet.report("n1").await?.context("no report")?;
+        let ready = find(&report.conditions, "RuntimeReady").context("no condition")?;
+        ensure!(ready.status == "True", "{}", ready.message);
+        ensure!(!second.log().contains("report"), "{}", second.log());
         // The first one goes: the second one takes over.
         fleet.agent("n1")?.terminate()?;
-        until_said(&second, "the runtime answers").await
+        until_said(&second, "the runtime answers").await?;
+        until_readyz(node, "200", "ready").await
     })
     .await
 }

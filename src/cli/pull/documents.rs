@@ -109,6 +109,9 @@ pub enum ObjectError {
     /// A field that has to be there.
     #[error("{0}: is missing")]
     Missing(&'static str),
+    /// A field that has to be a text.
+    #[error("{0}: is not a text")]
+    NoText(&'static str),
     /// The specification cannot be acted on.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -127,18 +130,30 @@ pub enum ObjectError {
     Twice(CacheName),
 }
 
+/// The largest file that is read, in bytes: a hundred times what the API server takes for one object.
+const MAX_BYTES: u64 = 150 << 20;
+
+fn read_source(source: &Source) -> io::Result<String> {
+    let input: Box<dyn Read> = match source {
+        Source::File(path) => Box::new(fs::File::open(path)?),
+        Source::Input => Box::new(io::stdin()),
+    };
+    let mut text = String::new();
+    let bytes = input.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    if u64::try_from(bytes).is_ok_and(|bytes| bytes > MAX_BYTES) {
+        let limit = MAX_BYTES >> 20;
+        return Err(io::Error::other(format!("it has more than {limit} MiB")));
+    }
+    Ok(text)
+}
+
 /// Reads every document of every source.
 pub fn read(sources: &[Source]) -> Result<Caches, DocumentError> {
     let mut caches = Caches::new();
     for source in sources {
-        let mut text = String::new();
-        let read = match source {
-            Source::File(path) => fs::read_to_string(path).map(|read| text = read),
-            Source::Input => io::stdin().read_to_string(&mut text).map(drop),
-        };
         let file = source.to_string();
-        match read {
-            Ok(()) => read_text(&text, &file, &mut caches)?,
+        match read_source(source) {
+            Ok(text) => read_text(&text, &file, &mut caches)?,
             Err(source) => return Err(DocumentError::Read { file, source }),
         }
     }
@@ -241,12 +256,16 @@ fn read_object(
     object: &Value,
     caches: &Caches,
 ) -> Result<(CacheName, ImageCacheSpec), ObjectError> {
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let text = |pointer, field| match object.pointer(pointer) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(ObjectError::NoText(field)),
+    };
+    let namespace = text("/metadata/namespace", "metadata.namespace")?;
+    let name = text("/metadata/name", "metadata.name")?;
     let name = CacheName {
-        namespace: text("/metadata/namespace").unwrap_or("default").to_owned(),
-        name: text("/metadata/name")
-            .ok_or(ObjectError::Missing("metadata.name"))?
-            .to_owned(),
+        namespace: namespace.unwrap_or_else(|| "default".to_owned()),
+        name: name.ok_or(ObjectError::Missing("metadata.name"))?,
     };
     if caches.contains_key(&name) {
         return Err(ObjectError::Twice(name));
@@ -384,6 +403,7 @@ mod tests {
                 "file.yaml: document 1 (line 1): kind: \"ImageCache\" of \"kubefledged.io/v1alpha2\" is not",
             ),
             (good.replace("name: a", "labels: {}"), "file.yaml: document 1 (line 1): metadata.name: is missing"),
+            (good.replace("name: a", "name: [a]"), "file.yaml: document 1 (line 1): metadata.name: is not a text"),
             (good.replace("spec:", "sepc:"), "file.yaml: document 1 (line 1): spec: is missing"),
             (format!("{good}---\n{good}"), "file.yaml: document 2 (line 6): metadata.name: default/a stands in an earlier document too"),
             (
@@ -420,6 +440,13 @@ mod tests {
     fn a_file_that_is_not_there_is_named() {
         let error = super::read(&[Source::from("/no/such.yaml")]).unwrap_err();
         assert_eq!(error.to_string(), "cannot read /no/such.yaml");
+    }
+
+    #[test]
+    fn a_file_without_end_is_not_read_to_its_end() {
+        let error = super::read(&[Source::from("/dev/zero")]).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap();
+        assert_eq!(cause.to_string(), "it has more than 150 MiB");
     }
 
     #[test]

@@ -4,7 +4,7 @@ pub mod documents;
 pub mod outcome;
 pub mod screen;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::pending;
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -13,16 +13,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use indicatif::{HumanDuration, ProgressDrawTarget};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::flags::{LogFlags, RuntimeFlags, duration};
-use super::{UsageError, block_on, terminated};
+use super::{UsageError, block_on, say, terminated};
 use crate::agent::{self, Channels, Downloads, Settings};
 use crate::api::NodeImageCacheStatus;
+use crate::credentials::NoCluster;
 use crate::decide::world::Runtime;
 use crate::decide::{Caches, Inputs, Known, Node, desired};
 use crate::runtime::{Endpoint, discover};
@@ -41,13 +42,14 @@ const RUNTIME_PATIENCE: Duration = Duration::from_secs(30);
 /// repetition may mend is tried three times. The exit code is 0 if all images are present, 1 if not, and 2 if the command
 /// line or a file is wrong.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("what").args(["images", "files"]).required(true).multiple(true))]
 #[command(after_help = "Examples:
   imagecache-agent pull docker.io/library/nginx:1.29 registry.k8s.io/pause:3.10
   imagecache-agent pull -f imagecaches.yaml --label tier=backend
   kubectl get imagecaches -A -o yaml | imagecache-agent pull -f - -o json")]
 pub struct Flags {
     /// Images, named as a pod would name them.
-    #[arg(value_name = "IMAGE", required_unless_present = "files")]
+    #[arg(value_name = "IMAGE")]
     images: Vec<String>,
 
     /// A file with ImageCaches in YAML or JSON, or - for standard input. Can be given several times.
@@ -105,8 +107,17 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Over => f.write_str("done"),
+            Self::TimedOut(after) if *after < Duration::from_secs(1) => {
+                write!(f, "not done after {after:?}")
+            }
             Self::TimedOut(after) => write!(f, "not done after {}", HumanDuration(*after)),
-            Self::NoRuntime(why) => write!(f, "the runtime did not answer: {why}"),
+            Self::NoRuntime(why) => {
+                write!(
+                    f,
+                    "given up after {}: {why}",
+                    HumanDuration(RUNTIME_PATIENCE)
+                )
+            }
             Self::Interrupted => f.write_str("interrupted"),
         }
     }
@@ -146,7 +157,7 @@ fn inputs_of(caches: Caches, labels: impl Iterator<Item = (String, String)>) -> 
             uid: String::new(),
             labels,
         }),
-        reported: None,
+        ..Inputs::default()
     }
 }
 
@@ -162,15 +173,18 @@ fn architecture() -> &'static str {
 }
 
 async fn pull(flags: &Flags, inputs: Inputs) -> anyhow::Result<ExitCode> {
-    let wanted = desired(&inputs)
+    let wanted = desired(&inputs);
+    let wanted = wanted
         .known()
-        .map_or(0, |desired| desired.images.len());
-    if wanted == 0 {
-        eprintln!("no list of these ImageCaches selects this machine: see --label");
-        return print(flags.output, &NodeImageCacheStatus::default(), &End::Over);
+        .into_iter()
+        .flat_map(|desired| desired.images.keys());
+    let unasked = outcome::unasked(wanted.map(|key| &**key));
+    if unasked.total == 0 {
+        say("no list of these ImageCaches selects this machine: see --label");
+        return print(flags.output, &unasked, &End::Over);
     }
     let endpoint = endpoint(&flags.runtime).await?;
-    let (status, end) = work(flags, inputs, endpoint).await?;
+    let (status, end) = work(flags, inputs, unasked, endpoint).await?;
     print(flags.output, &status, &end)
 }
 
@@ -180,7 +194,10 @@ async fn endpoint(flags: &RuntimeFlags) -> anyhow::Result<Endpoint> {
     }
     let found = discover(flags.timing().runtime_call).await?;
     let (version, endpoint) = (found.version, found.runtime.endpoint());
-    eprintln!("using {} {} at {endpoint}", version.name, version.version);
+    say(&format!(
+        "using {} {} at {endpoint}",
+        version.name, version.version
+    ));
     Ok(endpoint.clone())
 }
 
@@ -188,6 +205,7 @@ async fn endpoint(flags: &RuntimeFlags) -> anyhow::Result<Endpoint> {
 async fn work(
     flags: &Flags,
     inputs: Inputs,
+    unasked: NodeImageCacheStatus,
     endpoint: Endpoint,
 ) -> anyhow::Result<(Arc<NodeImageCacheStatus>, End)> {
     let with_bars = stderr().is_terminal() && flags.log.log_level.is_none();
@@ -211,13 +229,15 @@ async fn work(
         reports,
         runtime,
         downloads: Some(downloads),
+        secrets: Arc::new(NoCluster),
+        awaited: watch::channel(BTreeSet::new()).0,
         metrics: Metrics::default(),
     };
     let shutdown = CancellationToken::new();
     let mut agent = tokio::spawn(agent::run(settings, channels, shutdown.clone()));
 
     let begun = Instant::now();
-    let mut status = Arc::<NodeImageCacheStatus>::default();
+    let mut status = Arc::new(unasked);
     let mut away: Option<(Instant, String)> = None;
     let end = loop {
         let patience = away.as_ref().map(|(since, _)| *since + RUNTIME_PATIENCE);
@@ -233,9 +253,10 @@ async fn work(
             }
             Ok(()) = runtime_now.changed() => {
                 let runtime = runtime_now.borrow_and_update().clone();
-                if let Runtime::Down(why) = runtime {
+                if let Runtime::Down(why) | Runtime::Taken(why) = runtime {
                     if away.as_ref().is_none_or(|(_, before)| *before != why) {
-                        screen.line(&format!("waiting  {why}"));
+                        let patience = HumanDuration(RUNTIME_PATIENCE);
+                        screen.line(&format!("waiting  {why} (for {patience} at most)"));
                     }
                     let since = away.map_or_else(Instant::now, |(since, _)| since);
                     away = Some((since, why));
@@ -272,7 +293,7 @@ async fn until(deadline: Option<Instant>) {
 fn print(output: Output, status: &NodeImageCacheStatus, end: &End) -> anyhow::Result<ExitCode> {
     let cut_short = (*end != End::Over).then(|| end.to_string());
     if let Some(why) = &cut_short {
-        eprintln!("{why}");
+        say(why);
     }
     let text = match output {
         Output::Text => outcome::summary(status, cut_short.as_deref()),
@@ -311,6 +332,10 @@ mod tests {
         assert_eq!(
             End::TimedOut(Duration::from_mins(10)).to_string(),
             "not done after 10 minutes"
+        );
+        assert_eq!(
+            End::TimedOut(Duration::from_millis(300)).to_string(),
+            "not done after 300ms"
         );
     }
 }

@@ -1,11 +1,14 @@
 //! What came of it: when the work is over, and what is said then.
 
+use jiff::Timestamp;
+
+use crate::api::condition::whole_seconds;
 use crate::api::node_image_cache::ImageReport;
 use crate::api::{ImageState, NodeImageCacheStatus, Reason, condition};
 use crate::decide::report::RUNTIME_READY;
 
 /// A failure that another attempt may mend is final after this many.
-const ATTEMPTS: i32 = 3;
+pub const ATTEMPTS: i32 = 3;
 
 /// Whether nothing more will come of an image without somebody's help.
 #[must_use]
@@ -29,6 +32,28 @@ pub fn is_final(image: &ImageReport) -> bool {
     }
 }
 
+/// What is known before the runtime was asked: these images are wanted.
+#[must_use]
+pub fn unasked<'a>(images: impl Iterator<Item = &'a str>) -> NodeImageCacheStatus {
+    let image = |image: &str| ImageReport {
+        image: image.to_owned(),
+        state: ImageState::Waiting,
+        digest: None,
+        bytes: None,
+        attempts: None,
+        next_attempt: None,
+        last_transition_time: whole_seconds(Timestamp::now()),
+        reason: Some(Reason::Queued),
+        message: None,
+    };
+    let images: Vec<_> = images.map(image).collect();
+    NodeImageCacheStatus {
+        total: i32::try_from(images.len()).unwrap_or(i32::MAX),
+        images,
+        ..NodeImageCacheStatus::default()
+    }
+}
+
 /// Whether the runtime has been asked what it has.
 #[must_use]
 pub fn was_asked(status: &NodeImageCacheStatus) -> bool {
@@ -38,8 +63,14 @@ pub fn was_asked(status: &NodeImageCacheStatus) -> bool {
 /// Whether the work is over.
 #[must_use]
 pub fn is_over(status: &NodeImageCacheStatus) -> bool {
-    // Those that are not ready come first in a report: what it leaves out is ready.
-    was_asked(status) && status.images.iter().all(is_final)
+    let listed = status
+        .images
+        .iter()
+        .filter(|image| image.state != ImageState::Ready);
+    // Those that are not ready come first in a report. If it leaves out some of them all the same, their number is what is known.
+    let is_whole = i32::try_from(listed.count()) == Ok(status.total - status.ready);
+    let is_quiet = status.ready + status.failed == status.total;
+    was_asked(status) && (is_whole || is_quiet) && status.images.iter().all(is_final)
 }
 
 /// Whether every wanted image is there.
@@ -121,10 +152,32 @@ mod tests {
             bytes: None,
             attempts: Some(attempts),
             next_attempt: None,
-            last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
             reason,
             message: None,
         }
+    }
+
+    /// The report of a runtime that answers.
+    fn asked() -> NodeImageCacheStatus {
+        let now = Timestamp::UNIX_EPOCH;
+        let ready = condition::condition(&[], RUNTIME_READY, true, "Ready", "", None, now);
+        NodeImageCacheStatus {
+            conditions: vec![ready],
+            ..NodeImageCacheStatus::default()
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_yet_is_counted_and_named_with_the_cause_of_the_end() {
+        let unasked = unasked(["docker.io/library/a:1"].into_iter());
+        assert!(!was_asked(&unasked) && !is_success(&unasked));
+        assert_eq!(
+            summary(&unasked, Some("not done after 1ms")),
+            "0 of 1 images are present\n\n\
+             IMAGE                   REASON   CAUSE\n\
+             docker.io/library/a:1   Queued   not done after 1ms\n"
+        );
     }
 
     #[test]
@@ -153,6 +206,20 @@ mod tests {
                 "{state:?} {reason:?} {attempts}"
             );
         }
+    }
+
+    #[test]
+    fn images_that_a_report_leaves_out_are_waited_for_too() {
+        let not_found = image("a", ImageState::Failed, Some(Reason::NotFound), 1);
+        let status = |total, failed| NodeImageCacheStatus {
+            total,
+            failed,
+            images: vec![not_found.clone()],
+            ..asked()
+        };
+        assert!(is_over(&status(1, 1)));
+        assert!(!is_over(&status(2, 1)), "one more waits");
+        assert!(is_over(&status(2, 2)), "one more failed");
     }
 
     #[test]
@@ -190,16 +257,7 @@ mod tests {
             ready: 1,
             total: 1,
             images: vec![image("a", ImageState::Ready, None, 0)],
-            conditions: vec![condition::condition(
-                &[],
-                RUNTIME_READY,
-                true,
-                "Ready",
-                "",
-                None,
-                jiff::Timestamp::UNIX_EPOCH,
-            )],
-            ..NodeImageCacheStatus::default()
+            ..asked()
         };
         assert_eq!(summary(&status, None), "1 of 1 images are present\n");
         assert!(is_success(&status) && is_over(&status));

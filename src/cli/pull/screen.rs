@@ -6,10 +6,11 @@ use std::time::Duration;
 use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::time::Instant;
 
-use super::outcome::was_asked;
+use super::outcome::{ATTEMPTS, is_final, was_asked};
 use crate::agent::Downloads;
 use crate::api::node_image_cache::ImageReport;
 use crate::api::{ImageState, NodeImageCacheStatus};
+use crate::cli::say;
 use crate::runtime::Progress;
 
 /// How often a line tells how far a pull is, where there are no bars.
@@ -79,18 +80,21 @@ impl Screen {
         match &self.bars {
             // A terminal that has gone away is no reason to stop pulling.
             Some(bars) => drop(bars.all.println(text)),
-            None => eprintln!("{text}"),
+            None => say(text),
         }
     }
 
     /// Shows what a report says anew.
     pub fn report(&mut self, status: &NodeImageCacheStatus) {
-        for line in self.take(status, Instant::now()) {
+        let lines = self.take(status, Instant::now());
+        if let Some(bars) = &self.bars {
+            bars.total.set_length(status.total.unsigned_abs().into());
+            bars.total.set_position(status.ready.unsigned_abs().into());
+        }
+        for line in lines {
             self.line(&line);
         }
         let Some(bars) = &mut self.bars else { return };
-        bars.total.set_length(status.total.unsigned_abs().into());
-        bars.total.set_position(status.ready.unsigned_abs().into());
         for image in &status.images {
             bars.set_pulling(&image.image, image.state == ImageState::Pulling);
         }
@@ -260,7 +264,13 @@ fn failed(image: &ImageReport) -> String {
         .unwrap_or_default();
     let message = image.message.as_deref().unwrap_or_default();
     let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    format!("failed   {}: {reason}: {message}", image.image)
+    let line = format!("failed   {}: {reason}: {message}", image.image);
+    match image.attempts {
+        Some(attempt) if !is_final(image) => {
+            format!("{line} (attempt {attempt} of {ATTEMPTS}: it is tried again)")
+        }
+        _ => line,
+    }
 }
 
 #[cfg(test)]

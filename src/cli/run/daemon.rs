@@ -1,20 +1,22 @@
 //! The daemon's wiring: every task that the process owns, and how it ends.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::Flags;
 use crate::agent::{self, Channels, Settings};
 use crate::api::NodeImageCacheStatus;
 use crate::cli::flags::RuntimeFlags;
-use crate::cli::terminated;
-use crate::cluster::{self, Cluster, Scale, lease};
+use crate::cli::{UsageError, terminated};
+use crate::cluster::{self, Cluster, ClusterSecrets, Scale, lease};
 use crate::decide::Inputs;
 use crate::decide::world::Runtime;
 use crate::rollup;
@@ -30,7 +32,9 @@ pub async fn serve(flags: &Flags, node: Option<&str>) -> anyhow::Result<ExitCode
         .await
         .context("--admin-addr cannot be used")?;
     let metrics = Metrics::default();
-    let cluster = Cluster::connect(flags.kubeconfig.as_deref(), &timing, metrics.clone()).await?;
+    let cluster = Cluster::connect(flags.kubeconfig.as_deref(), &timing, metrics.clone())
+        .await
+        .map_err(UsageError::new)?;
     let stop = CancellationToken::new();
     let mut daemon = Daemon {
         flags,
@@ -74,7 +78,11 @@ pub async fn serve(flags: &Flags, node: Option<&str>) -> anyhow::Result<ExitCode
         );
     }
     info!("ending");
-    let all = async { while daemon.tasks.join_next().await.is_some() {} };
+    let all = async {
+        while let Some(ended) = daemon.tasks.join_next().await {
+            debug!(task = ended.unwrap_or("that died"), "ended");
+        }
+    };
     if tokio::time::timeout(timing.shutdown, all).await.is_err() {
         warn!("not every task ended in time");
     }
@@ -99,6 +107,19 @@ impl Daemon<'_> {
         });
     }
 
+    /// Calls `see` with the value now and after each change, until the process ends.
+    fn follow<T: Send + Sync + 'static>(
+        &mut self,
+        name: &'static str,
+        values: watch::Receiver<T>,
+        see: impl Fn(&T) + Send + 'static,
+    ) {
+        let stop = self.stop.clone();
+        self.start(name, async move {
+            stop.run_until_cancelled(follow(values, see)).await;
+        });
+    }
+
     /// The loop of this node, and its connection to the cluster.
     fn start_agent(
         &mut self,
@@ -110,25 +131,22 @@ impl Daemon<'_> {
         let (reports, reported) = watch::channel(None);
         let (runtime, runtime_now) = watch::channel(Runtime::default());
         let check = self.readiness.check("runtime", "it has not been asked yet");
-        self.start(
-            "runtime check",
-            follow(runtime_now, move |runtime| match runtime {
-                Runtime::Starting => {}
-                Runtime::Ready => check.ready(),
-                Runtime::Down(why) => check.not_ready(why.as_str()),
-            }),
-        );
+        self.follow("runtime check", runtime_now, move |runtime| match runtime {
+            Runtime::Starting => {}
+            Runtime::Ready => check.ready(),
+            Runtime::Down(why) | Runtime::Taken(why) => check.not_ready(why.as_str()),
+        });
         let metrics = self.metrics.clone();
-        self.start(
-            "image counts",
-            follow(reported.clone(), move |report| {
-                count_images(&metrics, report.as_deref());
-            }),
-        );
+        self.follow("image counts", reported.clone(), move |report| {
+            count_images(&metrics, report.as_deref());
+        });
 
+        let secrets = Arc::new(ClusterSecrets::new(&self.cluster, &self.flags.namespace));
+        let (awaited, awaited_now) = watch::channel(BTreeSet::new());
+        let watched = (Arc::clone(&secrets), awaited_now);
         let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
         self.start("cluster", async move {
-            cluster::serve(&cluster, &node, &inputs, reported, scale, &stop).await;
+            cluster::serve(&cluster, &node, &inputs, reported, scale, watched, &stop).await;
         });
 
         let flags = self.flags.runtime.clone();
@@ -148,6 +166,8 @@ impl Daemon<'_> {
                 reports,
                 runtime,
                 downloads: None,
+                secrets,
+                awaited,
                 metrics,
             };
             if let Err(panic) = agent::run(settings, channels, stop).await {
@@ -175,12 +195,9 @@ impl Daemon<'_> {
         let (elect, elected) = watch::channel(None);
         let (count, counted) = watch::channel(None);
         let metrics = self.metrics.clone();
-        self.start(
-            "leader gauge",
-            follow(elected.clone(), move |elected| {
-                metrics.leader(elected.is_some());
-            }),
-        );
+        self.follow("leader gauge", elected.clone(), move |elected| {
+            metrics.leader(elected.is_some());
+        });
 
         let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
         let namespace = self.flags.namespace.clone();
@@ -222,17 +239,14 @@ impl Daemon<'_> {
             self.readiness
                 .check("node", "the API server has not shown this agent's Node yet")
         });
-        self.start(
-            "watch check",
-            follow(inputs, move |inputs| {
-                if inputs.caches.known().is_some() {
-                    caches.ready();
-                }
-                if let (Some(node), Some(_)) = (&node, inputs.node.known()) {
-                    node.ready();
-                }
-            }),
-        );
+        self.follow("watch check", inputs, move |inputs| {
+            if inputs.caches.known().is_some() {
+                caches.ready();
+            }
+            if let (Some(node), Some(_)) = (&node, inputs.node.known()) {
+                node.ready();
+            }
+        });
     }
 }
 
@@ -241,7 +255,7 @@ async fn follow<T>(mut values: watch::Receiver<T>, see: impl Fn(&T)) {
     loop {
         see(&values.borrow_and_update());
         if values.changed().await.is_err() {
-            // Whoever set it has ended: that is for the process to notice, not for this task.
+            // Whoever set it has ended: that is for the process to notice, not for whoever looks on.
             return std::future::pending().await;
         }
     }

@@ -82,6 +82,17 @@ impl Role {
 }
 
 impl Flags {
+    /// Checks what clap cannot.
+    fn check(&self) -> Result<(), UsageError> {
+        let namespace = &self.namespace;
+        if is_dns_name(namespace) && !namespace.contains('.') && namespace.len() <= 63 {
+            return Ok(());
+        }
+        Err(UsageError::new(format!(
+            "--namespace (or POD_NAMESPACE): {namespace:?} is no name of a namespace: it has at most 63 lower-case letters, digits and -"
+        )))
+    }
+
     /// The name of the Node. Who only writes summaries works for none.
     fn node(&self) -> Result<Option<&str>, UsageError> {
         match self.node_name.as_deref().filter(|name| !name.is_empty()) {
@@ -112,6 +123,7 @@ fn is_dns_name(name: &str) -> bool {
 pub fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     flags.log.start(Level::info());
     let node = flags.node()?;
+    flags.check()?;
     block_on(daemon::serve(flags, node))
 }
 

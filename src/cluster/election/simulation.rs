@@ -148,7 +148,7 @@ impl Simulation {
         self.now += STEP;
         let (now, loss, wire) = (self.now, self.loss, self.wire);
         let random = &mut self.random;
-        let limit = Timing::default().lease_renew;
+        let limit = Timing::default().election_renew;
         let scale = Scale {
             nodes: u32::try_from(self.agents.len()).unwrap(),
         };

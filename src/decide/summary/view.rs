@@ -8,6 +8,7 @@ use super::count;
 use super::images::Images;
 use super::node::{Cause, Verdict};
 use crate::api::ImageCacheSpec;
+use crate::api::condition::visible;
 use crate::api::image_cache::{ListStatus, NodeResult, NodeState};
 use crate::decide::fleet::{self, Entry, Fleet, Node};
 use crate::decide::selector::selects;
@@ -155,7 +156,7 @@ impl Selected<'_> {
             ready: count(self.ready),
             total: count(self.total),
             reason: self.cause.reason().to_owned(),
-            message: self.cause.to_string(),
+            message: visible(&self.cause.to_string()).into_owned(),
             observed_generation: self.reported,
         }
     }

@@ -319,3 +319,43 @@ fn a_summary_that_went_to_an_object_created_anew_is_set_right() {
         assert_eq!(desk.next(ms(13)), None);
     }
 }
+
+#[test]
+fn a_status_that_somebody_else_wrote_is_written_again_and_one_that_went_out_meanwhile_is_not() {
+    let mut desk = Desk::new(&["a", "b", "c"], &["n1"]);
+    let sent = desk.out(ms(200));
+    let (names, statuses): (Vec<_>, Vec<_>) = sent
+        .iter()
+        .map(|sent| (sent.name.name.clone(), sent.status.clone()))
+        .unzip();
+    assert_eq!(names, ["a", "b", "c"]);
+    for sent in sent {
+        let uid = sent.uid.clone();
+        desk.ledger.end(sent, &Outcome::Written(uid), ms(210));
+    }
+    let stored = |edited: &str, gone: &str| {
+        let written = names
+            .iter()
+            .zip(&statuses)
+            .filter(|(name, _)| *name != gone);
+        written
+            .map(|(name, status)| {
+                let mut status = status.clone();
+                status.ready_nodes += i32::from(name == edited) * 99;
+                (
+                    cache_name(name),
+                    (name.clone(), Written::new(status, false)),
+                )
+            })
+            .collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(desk.ledger.found(stored("-", "-"), ms(300)), []);
+    assert_eq!(
+        desk.ledger.found(stored("a", "b"), ms(200)),
+        [],
+        "older than the write"
+    );
+    let edited = desk.ledger.found(stored("a", "b"), ms(5000));
+    assert_eq!(edited, [cache_name("a"), cache_name("b")]);
+    assert_eq!(desk.write(ms(9000)).len(), 2);
+}

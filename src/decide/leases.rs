@@ -1,0 +1,141 @@
+//! Our leases in the runtime: with one it keeps what a pull has downloaded, also between attempts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::desired::{Desired, ImageKey};
+use super::timing::Timing;
+use super::world::{Answers, Pull};
+
+/// A lease that the runtime has.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Held {
+    image: ImageKey,
+    /// When the runtime may collect it.
+    expires: Duration,
+    /// When it is to be given up, as things stand.
+    release: Option<Duration>,
+}
+
+/// Our leases, by their ids.
+#[derive(Clone, Debug, Default)]
+pub struct Leases {
+    held: BTreeMap<String, Held>,
+    /// Those that are being given up. A pull under one would fail, so its image waits for the end of that.
+    releasing: BTreeMap<String, ImageKey>,
+}
+
+impl Leases {
+    /// These are all that the runtime has: their ids, their images, and when it may collect them.
+    pub fn found(&mut self, leases: impl IntoIterator<Item = (String, ImageKey, Duration)>) {
+        self.held.clear();
+        for (id, image, expires) in leases {
+            self.hold(id, image, expires);
+        }
+    }
+
+    /// The runtime has this lease. One that it has already stays as it is, and so does its end.
+    pub fn hold(&mut self, id: String, image: ImageKey, expires: Duration) {
+        self.held.entry(id).or_insert(Held {
+            image,
+            expires,
+            release: None,
+        });
+    }
+
+    /// Says of each lease whether and when it is to be given up. Never while its pull runs.
+    pub(super) fn tend(
+        &mut self,
+        desired: &Desired,
+        asked: &Answers,
+        pulls: &BTreeMap<ImageKey, Pull>,
+        now: Duration,
+        timing: &Timing,
+    ) {
+        for lease in self.held.values_mut() {
+            let is_present = asked.get(&lease.image).is_some_and(Option::is_some);
+            lease.release = if pulls.contains_key(&lease.image) {
+                None
+            } else if is_present || lease.expires < now + timing.lease_spare {
+                Some(now)
+            } else if desired.images.contains_key(&lease.image) {
+                None
+            } else {
+                lease.release.or(Some(now + timing.lease_kept))
+            };
+        }
+    }
+
+    /// The ids of those to give up now, and when the next one is.
+    #[must_use]
+    pub fn due(&self, now: Duration) -> (Vec<String>, Option<Duration>) {
+        let release = |(id, lease): (&String, &Held)| Some((lease.release?, id.clone()));
+        let (due, later): (Vec<_>, Vec<_>) = self
+            .held
+            .iter()
+            .filter_map(release)
+            .partition(|(at, _)| *at <= now);
+        let next = later.into_iter().map(|(at, _)| at).min();
+        (due.into_iter().map(|(_, id)| id).collect(), next)
+    }
+
+    /// Giving this one up has begun.
+    pub fn release(&mut self, id: &str) {
+        if let Some((id, lease)) = self.held.remove_entry(id) {
+            self.releasing.insert(id, lease.image);
+        }
+    }
+
+    /// Giving it up has ended.
+    pub fn released(&mut self, id: &str) {
+        self.releasing.remove(id);
+    }
+
+    /// Whether a lease for this image is being given up.
+    #[must_use]
+    pub fn is_releasing(&self, image: &ImageKey) -> bool {
+        self.releasing.values().any(|releasing| releasing == image)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_hours(1);
+
+    fn leases(images: &[&str]) -> Leases {
+        let mut leases = Leases::default();
+        leases.found(images.iter().map(|image| {
+            let (id, image) = ((*image).to_owned(), ImageKey::from(*image));
+            (id, image, 100 * HOUR)
+        }));
+        leases
+    }
+
+    #[test]
+    fn what_is_being_given_up_is_held_no_more_and_blocks_its_image_until_it_is_gone() {
+        let mut leases = leases(&["a", "b"]);
+        leases.release("a");
+        assert!(leases.is_releasing(&"a".into()) && !leases.is_releasing(&"b".into()));
+        leases.released("a");
+        assert!(!leases.is_releasing(&"a".into()));
+        leases.release("gone");
+        assert!(leases.releasing.is_empty());
+    }
+
+    #[test]
+    fn a_lease_that_is_there_keeps_its_end() {
+        let mut leases = leases(&["a"]);
+        leases.hold("a".into(), "a".into(), 200 * HOUR);
+        let (desired, timing) = (Desired::default(), Timing::default());
+        leases.tend(
+            &desired,
+            &Answers::new(),
+            &BTreeMap::new(),
+            77 * HOUR,
+            &timing,
+        );
+        assert_eq!(leases.due(77 * HOUR).0, ["a"]);
+    }
+}
