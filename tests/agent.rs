@@ -47,6 +47,7 @@ impl Agent {
             timing,
         };
         let channels = Channels {
+            start_within: watch::channel(Duration::ZERO).1,
             inputs: told,
             reports,
             runtime: watch::channel(Runtime::default()).0,

@@ -27,6 +27,9 @@ pub use pull::Downloads;
 use crate::api::NodeImageCacheStatus;
 use crate::credentials::Secrets;
 use crate::decide::desired::ImageKey;
+use crate::decide::leases::lease_id;
+use crate::decide::registries::News;
+use crate::decide::spread::start_delay;
 use crate::decide::world::{Failed, Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
 use crate::runtime::{Endpoint, Lease};
@@ -64,6 +67,8 @@ pub struct Settings {
 pub struct Channels {
     /// What is wanted.
     pub inputs: channel::Receiver<Inputs>,
+    /// Within this time the pulls that follow a change begin, so that the nodes of a cluster do not all ask at once.
+    pub start_within: channel::Receiver<Duration>,
     /// The newest report. `None` until it is known what is wanted.
     pub reports: channel::Sender<Option<Arc<NodeImageCacheStatus>>>,
     /// Whether the runtime answers.
@@ -201,8 +206,11 @@ impl Agent {
 
     fn take_inputs(&mut self) {
         let inputs = self.channels.inputs.borrow_and_update().clone();
-        self.world.wants(desired(&inputs));
-        self.world.secrets_changed(&inputs.secrets);
+        let mut fresh = self.world.wants(desired(&inputs));
+        fresh.extend(self.world.secrets_changed(&inputs.secrets));
+        let node = inputs.node.known().map_or("", |node| &node.uid);
+        let delay = start_delay(node, &fresh, *self.channels.start_within.borrow());
+        self.world.wait_at_first(fresh, delay, self.now());
         self.inherited = inputs.reported;
         if let Known::Known(desired) = &self.world.desired {
             self.resolved
@@ -284,9 +292,16 @@ impl Agent {
         }
         self.world.secrets.read(pulled.secrets.clone());
         let outcome = pulled.outcome.clone();
-        self.world
-            .ended(key, outcome, now, &self.settings.timing, fastrand::f64());
+        let timing = &self.settings.timing;
+        let news = self.world.ended(key, outcome, now, timing, fastrand::f64());
         self.tell(key, pulled, took, before.as_ref());
+        if let Some(News { registry, held }) = news {
+            if let Some((until, reason)) = held {
+                warn!(registry, %reason, %until, "the registry is left alone");
+            } else {
+                info!(registry, "the registry answers again");
+            }
+        }
         if pulled.outcome == Outcome::RuntimeLost {
             self.look_now.notify_one();
         }
@@ -311,11 +326,8 @@ impl Agent {
             }
             Outcome::Failed(failed) => {
                 metrics.pull_failed(failed.reason.as_str());
-                let memory = self.world.memory.get(key);
-                let attempt = memory.map_or(0, |memory| memory.failures);
-                let next = memory
-                    .and_then(|memory| memory.retry)
-                    .map_or_else(|| "at once".to_owned(), |(_, at)| at.to_string());
+                let (attempt, next) = self.world.failures(key);
+                let next = next.map_or_else(|| "at once".to_owned(), |at| at.to_string());
                 let (reason, error) = (failed.reason, &failed.message);
                 if before == Some(failed) {
                     debug!(image = %key, %reason, error, attempt, next, "the pull failed again");
@@ -384,7 +396,7 @@ impl Agent {
         let timing = &self.settings.timing;
         let lease = session.containerd.clone().map(|containerd| {
             let lease = Lease {
-                id: pull::lease_id(&key),
+                id: lease_id(&key),
                 image: key.to_string(),
                 expires: now.wall.checked_add(timing.lease).ok(),
             };

@@ -225,16 +225,6 @@ async fn give_up(containerd: &Containerd, lease: &str, reason: Reason) -> Result
     }
 }
 
-/// The id of an image's lease: the same at each attempt, in this process and the next. Two images that share one, by a chance of one
-/// in 2^64, would share their downloads too.
-pub fn lease_id(key: &ImageKey) -> String {
-    // FNV-1a: what the standard library hashes with may change.
-    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("imagecache-agent-{hash:016x}")
-}
-
 fn lost_or_failed(error: &RuntimeError) -> Outcome {
     match error {
         RuntimeError::Unavailable(_) => Outcome::RuntimeLost,

@@ -74,13 +74,20 @@ impl LogFlags {
 
 /// Reads a length of time such as `90s`, `10m` or `1h30m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    text.parse::<SignedDuration>()
+    duration_or_zero(text)
         .ok()
-        .and_then(|duration| Duration::try_from(duration).ok())
         .filter(|duration| !duration.is_zero())
         .ok_or_else(|| {
             "a length of time above zero is needed, such as 90s, 10m or 1h30m".to_owned()
         })
+}
+
+/// The same, and `0s` too.
+pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    text.parse::<SignedDuration>()
+        .ok()
+        .and_then(|duration| Duration::try_from(duration).ok())
+        .ok_or_else(|| "a length of time is needed, such as 90s, 10m or 0s".to_owned())
 }
 
 #[cfg(test)]

@@ -30,6 +30,12 @@ impl Scale {
         (Duration::from_millis(10) * self.nodes).clamp(least, most.max(least))
     }
 
+    /// Within this time the nodes begin what they pull after a change: on average fifty of them a second.
+    #[must_use]
+    pub fn start_within(self, most: Duration) -> Duration {
+        most.min(Duration::from_millis(20) * self.nodes.saturating_sub(1))
+    }
+
     /// How often an agent looks whether its own object is still there.
     #[must_use]
     pub fn own_object(self, timing: &Timing) -> Duration {
@@ -71,6 +77,15 @@ mod tests {
         assert_eq!(seconds(1000), [10, 300]);
         assert_eq!(seconds(5000), [50, 500]);
         assert_eq!(seconds(u32::MAX).first(), Some(&60));
+        let within = |nodes| {
+            Scale { nodes }
+                .start_within(Duration::from_mins(1))
+                .as_millis()
+        };
+        assert_eq!(
+            [0, 1, 3, 1000, 5000].map(within),
+            [0, 0, 40, 19_980, 60_000]
+        );
     }
 
     #[test]

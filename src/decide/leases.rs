@@ -4,8 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::desired::{Desired, ImageKey};
+use super::spread::hash;
 use super::timing::Timing;
 use super::world::{Answers, Pull};
+
+/// The id of an image's lease: the same at each attempt, in this process and the next. Two images that share one, by a chance of one
+/// in 2^64, would share their downloads too.
+#[must_use]
+pub fn lease_id(key: &ImageKey) -> String {
+    format!("imagecache-agent-{:016x}", hash(key))
+}
 
 /// A lease that the runtime has.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -325,6 +325,12 @@ impl Model {
         }
         for key in plan_now.start {
             assert!(!self.is_ours(&key), "{key} is pulled though it is there");
+            let wanted = &self.world.desired.known().unwrap().images[&key];
+            let hold = self.world.registries.hold(wanted);
+            assert!(
+                hold.is_none_or(|(_, hold)| hold.until.0 <= now.monotonic),
+                "{key} is pulled though its registry is left alone"
+            );
             assert!(
                 !self.world.pulls.contains_key(&key),
                 "{key} is started twice"
@@ -480,6 +486,10 @@ proptest! {
         let good = key("r.io/good:1");
         for _ in 0..failing * 10 + 10 {
             model.act();
+            if model.world.pulls.is_empty() && let Some(wake) = plan(&model.world, SLOTS, model.now()).wake {
+                model.seconds = model.seconds.max(wake.as_secs() + 1);
+                continue;
+            }
             model.seconds += seconds;
             for key in model.world.pulls.keys().cloned().collect::<Vec<_>>() {
                 let end = if key == good { End::Pulled(Platform::Ours) } else { End::Failed(CAUSES[cause]) };

@@ -1,8 +1,10 @@
 //! The decision table: what to start and what to cancel now, and when to look again.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::desired::{ImageKey, Rank};
+use super::registries::Scope;
 use super::world::{Now, Runtime, World};
 
 /// Repetitions that keep the image's own place in the order of pulls. Later ones go after everything
@@ -20,6 +22,17 @@ pub struct Plan {
     pub release: Vec<String>,
     /// When, on the monotonic clock, to plan again even if nothing happens.
     pub wake: Option<Duration>,
+}
+
+/// An image that may be pulled now. The order of the fields is the order of pulls.
+#[derive(Eq, Ord, PartialEq, PartialOrd)]
+struct Due<'a> {
+    is_late: bool,
+    after: u32,
+    rank: &'a Rank,
+    key: &'a ImageKey,
+    /// Its registry is being left alone, and may be asked for one image now.
+    scope: Option<Scope<'a>>,
 }
 
 /// Plans for the world as it is.
@@ -46,7 +59,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     }
 
     let (release, mut wake) = world.leases.due(now.monotonic);
-    let mut due: Vec<((bool, &Rank), &ImageKey)> = Vec::new();
+    let mut due: Vec<Due> = Vec::new();
     for (key, wanted) in &desired.images {
         let usable = match world.asked.get(key) {
             // Not asked for yet: it may be there.
@@ -64,24 +77,41 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
             continue;
         }
         let memory = world.memory.get(key);
-        match memory.and_then(|memory| memory.retry) {
-            Some((at, _)) if at > now.monotonic => {
-                wake = Some(wake.map_or(at, |wake| wake.min(at)));
-            }
-            _ => {
-                let late = memory.is_some_and(|memory| memory.failures > REPETITIONS_IN_ORDER);
-                due.push(((late, &wanted.rank), key));
-            }
+        let retry = memory.and_then(|memory| memory.retry);
+        let hold = world.registries.hold(wanted);
+        let at = retry
+            .map(|(at, _)| at)
+            .max(hold.as_ref().map(|(_, hold)| hold.until.0));
+        if let Some(at) = at.filter(|at| *at > now.monotonic) {
+            wake = Some(wake.map_or(at, |wake| wake.min(at)));
+            continue;
         }
+        let failures = memory.map_or(0, |memory| memory.failures);
+        due.push(Due {
+            // Of a registry that did not answer the next image is asked for: it may be only one that it cannot give.
+            after: if hold.is_some() { failures } else { 0 },
+            is_late: failures > REPETITIONS_IN_ORDER,
+            rank: &wanted.rank,
+            key,
+            scope: hold.map(|(scope, _)| scope),
+        });
     }
     due.sort_unstable();
-    let busy = world.pulls.values().filter(|pull| !pull.landed).count();
-    let slots = max_parallel_pulls.saturating_sub(busy);
+    let busy = world.pulls.iter().filter(|(_, pull)| !pull.landed);
+    let slots = max_parallel_pulls.saturating_sub(busy.clone().count());
+    let mut asked: BTreeSet<Scope> = busy
+        .filter_map(|(key, _)| world.registries.hold(desired.images.get(key)?))
+        .map(|(scope, _)| scope)
+        .collect();
     Plan {
         start: due
             .into_iter()
+            .filter_map(|due| {
+                let is_first = due.scope.is_none_or(|scope| asked.insert(scope));
+                is_first.then_some(due.key)
+            })
             .take(slots)
-            .map(|(_, key)| key.clone())
+            .cloned()
             .collect(),
         cancel,
         release,

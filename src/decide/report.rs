@@ -179,10 +179,7 @@ fn images(
         .take(MAX_REPORTED_IMAGES)
         .map(|(key, (state, reason, message))| {
             let image = world.image(key);
-            let memory = world.memory.get(*key);
-            let failures = memory
-                .map(|memory| memory.failures)
-                .filter(|failures| *failures > 0);
+            let (failures, next_attempt) = world.failures(key);
             let since = before
                 .get(&***key)
                 .filter(|before| before.state == *state)
@@ -195,11 +192,11 @@ fn images(
                 state: *state,
                 digest: image.and_then(|image| image.digest.clone()),
                 bytes: image.map(|image| i64::try_from(image.bytes).unwrap_or(i64::MAX)),
-                attempts: failures.map(|failures| i32::try_from(failures).unwrap_or(i32::MAX)),
+                attempts: (failures > 0).then(|| i32::try_from(failures).unwrap_or(i32::MAX)),
                 next_attempt: (*state == ImageState::Failed || *reason == Some(Reason::Evicted))
-                    .then(|| memory.and_then(|memory| memory.retry))
+                    .then_some(next_attempt)
                     .flatten()
-                    .map(|(_, at)| Time(at)),
+                    .map(Time),
                 last_transition_time: since,
                 reason: *reason,
                 message: message.as_deref().map(str::to_owned),

@@ -13,6 +13,7 @@ use super::desired::{Desired, ImageKey};
 use super::inputs::{Known, SecretName};
 use super::leases::Leases;
 use super::pull_secrets::PullSecrets;
+use super::registries::{News, Registries};
 use super::timing::Timing;
 use crate::api::{ImageState, Reason};
 
@@ -123,38 +124,59 @@ pub struct World {
     pub leases: Leases,
     /// What is known of pull secrets.
     pub secrets: PullSecrets,
+    /// Registries that are being left alone.
+    pub registries: Registries,
 }
 
 impl World {
     /// What is wanted has changed. Images that nobody wants any more are forgotten: wanted again, they start anew.
     ///
-    /// An image for which other pull secrets are named now than before is tried again at once.
-    pub fn wants(&mut self, desired: Known<Desired>) {
+    /// An image for which other pull secrets are named now than before is tried again. Returns these, and those that were not wanted
+    /// before: many nodes may have heard of them at the same time.
+    pub fn wants(&mut self, desired: Known<Desired>) -> Vec<ImageKey> {
+        let mut fresh = Vec::new();
         if let Known::Known(desired) = &desired {
             let before = self.desired.known();
+            let is_new =
+                |key: &&ImageKey| before.is_none_or(|before| !before.images.contains_key(*key));
+            fresh.extend(desired.images.keys().filter(is_new).cloned());
             self.memory
                 .retain(|key, _| desired.images.contains_key(key));
             for (key, memory) in &mut self.memory {
-                if before.is_some_and(|before| before.secrets(key) != desired.secrets(key)) {
-                    memory.start_anew();
+                let other = |before: &Desired| before.secrets(key) != desired.secrets(key);
+                if before.is_some_and(other) && memory.start_anew() {
+                    fresh.push(key.clone());
                 }
             }
             self.asked.retain(|key, _| desired.images.contains_key(key));
             self.secrets.keep_named(desired);
         }
         self.desired = desired;
+        fresh
     }
 
-    /// How often pull secrets were seen to change. What failed and could go better with one that changed is tried again at once.
-    pub fn secrets_changed(&mut self, changes: &BTreeMap<SecretName, u64>) {
+    /// How often pull secrets were seen to change. Returns what failed and could go better with one that changed: it is tried again.
+    pub fn secrets_changed(&mut self, changes: &BTreeMap<SecretName, u64>) -> Vec<ImageKey> {
+        let mut fresh = Vec::new();
         let news = self.secrets.news(changes);
         let Some(desired) = self.desired.known().filter(|_| !news.is_empty()) else {
-            return;
+            return fresh;
         };
+        self.registries.secrets_changed(&news);
         for (key, memory) in &mut self.memory {
             let mut secrets = desired.secrets(key).iter();
-            if secrets.any(|secret| news.contains(&**secret)) {
-                memory.start_anew();
+            if secrets.any(|secret| news.contains(&**secret)) && memory.start_anew() {
+                fresh.push(key.clone());
+            }
+        }
+        fresh
+    }
+
+    /// What came with one change waits this long before it is pulled, so that not every node asks the registries in the same second.
+    pub fn wait_at_first(&mut self, fresh: Vec<ImageKey>, delay: Duration, now: Now) {
+        if !delay.is_zero() {
+            for key in fresh {
+                self.memory.entry(key).or_default().try_again(delay, now);
             }
         }
     }
@@ -247,7 +269,7 @@ impl World {
         }
     }
 
-    /// A pull ended. `chance` is a random number from 0 to 1.
+    /// A pull ended. `chance` is a random number from 0 to 1. Returns the registry that is left alone from now on, or no more.
     pub fn ended(
         &mut self,
         key: &ImageKey,
@@ -255,14 +277,18 @@ impl World {
         now: Now,
         timing: &Timing,
         chance: f64,
-    ) {
-        self.pulls.remove(key);
+    ) -> Option<News> {
+        let began = self
+            .pulls
+            .remove(key)
+            .map_or(now.monotonic, |pull| pull.since);
+        let news = self.registry_heard(key, &outcome, began, now, timing, chance);
         let wanted = self
             .desired
             .known()
             .is_none_or(|desired| desired.images.contains_key(key));
         if !wanted {
-            return;
+            return news;
         }
         match outcome {
             Outcome::Pulled(image) => {
@@ -292,6 +318,30 @@ impl World {
                 memory.try_again(timing.runtime_retry.first, now);
             }
             Outcome::Cancelled => {}
+        }
+        news
+    }
+
+    /// What the end of a pull says of the image's registry.
+    fn registry_heard(
+        &mut self,
+        key: &ImageKey,
+        outcome: &Outcome,
+        began: Duration,
+        now: Now,
+        timing: &Timing,
+        chance: f64,
+    ) -> Option<News> {
+        let desired = self.desired.known()?;
+        let registries = &mut self.registries;
+        registries.forget(desired.images.values(), now.monotonic);
+        let wanted = desired.images.get(key)?;
+        match outcome {
+            Outcome::Pulled(_) => registries.answered(wanted, true),
+            Outcome::Failed(failed) => {
+                registries.failed(wanted, failed, began, now, timing, chance)
+            }
+            Outcome::RuntimeLost | Outcome::Cancelled => None,
         }
     }
 
@@ -360,6 +410,13 @@ impl World {
         if let Some(last) = last {
             return failed(last.reason, last.message.clone());
         }
+        if let Some((_, hold)) = self.registries.hold(wanted) {
+            let (image, Failed { reason, message }) = &hold.cause;
+            return failed(
+                *reason,
+                format!("the registry is left alone since it was asked for {image}: {message}"),
+            );
+        }
         if let Runtime::Down(why) | Runtime::Taken(why) = &self.runtime {
             return waiting(Reason::RuntimeUnavailable, why.clone());
         }
@@ -367,6 +424,28 @@ impl World {
             return waiting(Reason::Evicted, EVICTED);
         }
         (ImageState::Waiting, Some(Reason::Queued), None)
+    }
+
+    /// How often an image, or its registry if that is being left alone, has failed in a row, and when it is tried again.
+    #[must_use]
+    pub fn failures(&self, key: &ImageKey) -> (u32, Option<Timestamp>) {
+        let memory = self.memory.get(key);
+        let own = memory.map_or(0, |memory| memory.failures);
+        let retry = memory.and_then(|memory| memory.retry);
+        let last = memory.and_then(|memory| memory.last.as_ref());
+        let wanted = self
+            .desired
+            .known()
+            .and_then(|desired| desired.images.get(key));
+        let hold = wanted.and_then(|wanted| self.registries.hold(wanted));
+        let (failures, until) = match hold {
+            Some((_, hold)) if last.is_none_or(|last| last.reason == hold.cause.1.reason) => {
+                (own.max(hold.failures), retry.max(Some(hold.until)))
+            }
+            Some((_, hold)) => (own, retry.max(Some(hold.until))),
+            None => (own, retry),
+        };
+        (failures, until.map(|(_, at)| at))
     }
 
     /// When [`World::state`] of an image that is being pulled again turns from its last failure to `Pulling`.
@@ -409,19 +488,18 @@ impl Memory {
         }
     }
 
-    /// Something changed that the failures so far say nothing about.
-    fn start_anew(&mut self) {
-        if self.last.is_some() {
+    /// Something changed that the failures so far say nothing about. Returns whether there were any.
+    fn start_anew(&mut self) -> bool {
+        let has_failed = self.last.is_some();
+        if has_failed {
             self.failures = 0;
             self.retry = None;
         }
+        has_failed
     }
 
     fn try_again(&mut self, delay: Duration, now: Now) {
-        // Whole seconds: the API server keeps no others.
-        let wall = now.wall.as_second().saturating_add(ceil_seconds(delay));
-        let wall = Timestamp::from_second(wall).unwrap_or(now.wall);
-        self.retry = Some((now.monotonic + delay, wall));
+        self.retry = Some(later(now, delay));
     }
 
     /// Pulled again at once the first time, later and later when it keeps happening.
@@ -434,6 +512,13 @@ impl Memory {
             self.try_again(backoff::delay(Reason::Evicted, before, timing, chance), now);
         }
     }
+}
+
+/// This much later, on both clocks. The one for people has whole seconds: the API server keeps no others.
+pub(super) fn later(now: Now, delay: Duration) -> (Duration, Timestamp) {
+    let wall = now.wall.as_second().saturating_add(ceil_seconds(delay));
+    let wall = Timestamp::from_second(wall).unwrap_or(now.wall);
+    (now.monotonic + delay, wall)
 }
 
 fn ceil_seconds(delay: Duration) -> i64 {

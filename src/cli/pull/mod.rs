@@ -226,6 +226,7 @@ async fn work(
     let (downloads, mut downloading) = watch::channel(Downloads::new());
     let channels = Channels {
         inputs: told,
+        start_within: watch::channel(Duration::ZERO).1,
         reports,
         runtime,
         downloads: Some(downloads),

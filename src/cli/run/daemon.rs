@@ -141,6 +141,12 @@ impl Daemon<'_> {
             count_images(&metrics, report.as_deref());
         });
 
+        let most = self.flags.max_start_jitter;
+        let (start, start_within) = watch::channel(Scale::default().start_within(most));
+        self.follow("start jitter", scale.clone(), move |scale| {
+            start.send_replace(scale.start_within(most));
+        });
+
         let secrets = Arc::new(ClusterSecrets::new(&self.cluster, &self.flags.namespace));
         let (awaited, awaited_now) = watch::channel(BTreeSet::new());
         let watched = (Arc::clone(&secrets), awaited_now);
@@ -163,6 +169,7 @@ impl Daemon<'_> {
             };
             let channels = Channels {
                 inputs: told,
+                start_within,
                 reports,
                 runtime,
                 downloads: None,

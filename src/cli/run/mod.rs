@@ -5,10 +5,11 @@ mod daemon;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::flags::{LogFlags, RuntimeFlags};
+use super::flags::{LogFlags, RuntimeFlags, duration_or_zero};
 use super::{UsageError, block_on};
 use crate::telemetry::logs::Level;
 
@@ -48,6 +49,11 @@ pub struct Flags {
     /// The cluster and the rights, from this file. Without it, those of the Pod's service account.
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+
+    /// The most that a node waits before it pulls what an edit, a label or a Secret made new, such as 60s. It is 20 ms for each node of
+    /// the cluster at most, and how much of that is made from the node's and the image's names.
+    #[arg(long, env = "IMAGECACHE_MAX_START_JITTER", value_name = "TIME", default_value = "60s", value_parser = duration_or_zero)]
+    max_start_jitter: Duration,
 
     #[command(flatten)]
     runtime: RuntimeFlags,

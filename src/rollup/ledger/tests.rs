@@ -323,6 +323,7 @@ fn a_summary_that_went_to_an_object_created_anew_is_set_right() {
 #[test]
 fn a_status_that_somebody_else_wrote_is_written_again_and_one_that_went_out_meanwhile_is_not() {
     let mut desk = Desk::new(&["a", "b", "c"], &["n1"]);
+    assert_eq!(desk.next(ms(0)), Some(ms(200)));
     let sent = desk.out(ms(200));
     let (names, statuses): (Vec<_>, Vec<_>) = sent
         .iter()
@@ -357,5 +358,6 @@ fn a_status_that_somebody_else_wrote_is_written_again_and_one_that_went_out_mean
     );
     let edited = desk.ledger.found(stored("a", "b"), ms(5000));
     assert_eq!(edited, [cache_name("a"), cache_name("b")]);
-    assert_eq!(desk.write(ms(9000)).len(), 2);
+    assert_eq!(desk.next(ms(5000)), Some(ms(5200)));
+    assert_eq!(desk.write(ms(5200)).len(), 2);
 }
