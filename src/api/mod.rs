@@ -5,6 +5,7 @@
 
 pub mod condition;
 pub mod image_cache;
+mod interval;
 pub mod name;
 pub mod node_image_cache;
 pub mod reason;
@@ -14,6 +15,7 @@ pub mod spec_error;
 pub use image_cache::{
     ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, LocalSecret, MatchExpression, Operator,
 };
+pub use interval::Interval;
 pub use name::NamespacedName;
 pub use node_image_cache::{NodeImageCache, NodeImageCacheStatus};
 pub use reason::{CredentialReason, ImageState, Reason, SecretProblem};

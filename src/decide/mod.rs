@@ -5,6 +5,7 @@
 //! comes to for the cluster ([`summary`]).
 
 pub mod backoff;
+mod bytes;
 pub mod desired;
 pub mod fleet;
 pub mod inputs;
@@ -19,6 +20,7 @@ pub mod selector;
 pub mod spread;
 pub mod summary;
 pub mod timing;
+pub mod traffic;
 pub mod world;
 
 pub use desired::{Desired, desired};
