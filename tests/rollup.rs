@@ -162,6 +162,7 @@ impl Bed {
             caches: vec![CacheReport {
                 done_bytes: 0,
                 total_bytes: 0,
+                refresh: None,
                 namespace: "default".to_owned(),
                 name: cache.name_any(),
                 uid: cache.uid().unwrap(),

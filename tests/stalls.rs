@@ -108,7 +108,7 @@ async fn a_registry_that_takes_the_question_and_says_nothing_is_a_stall() {
         let stalls =
             |report: &NodeImageCacheStatus| reason(report, &image) == Some(Reason::Stalled);
         let report = agent.until("the stall to be seen", stalls).await;
-        let message = report.images[0].message.clone().unwrap();
+        let message = report.images.first().unwrap().message.clone().unwrap();
         assert!(message.contains("has not answered"), "{message}");
         node.proxy.clear();
         agent.until("it", |report| report.ready == 1).await;

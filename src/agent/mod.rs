@@ -232,10 +232,12 @@ impl Agent {
         let inputs = self.channels.inputs.borrow_and_update().clone();
         let mut fresh = self.world.wants(desired(&inputs));
         fresh.extend(self.world.secrets_changed(&inputs.secrets));
+        let (now, reported) = (self.now(), inputs.reported.as_deref());
+        fresh.extend(self.world.refreshes_asked(reported, now.monotonic));
         let node = inputs.node.known().map_or("", |node| &node.uid);
         let within = self.channels.spread.borrow().start_within;
         let delay = start_delay(node, &fresh, within);
-        self.world.wait_at_first(fresh, delay, self.now());
+        self.world.wait_at_first(fresh, delay, now);
         self.inherited = inputs.reported;
         if let Known::Known(desired) = &self.world.desired {
             self.resolved
@@ -496,6 +498,7 @@ impl Agent {
         };
         let cancel = CancellationToken::new();
         let timing = &self.settings.timing;
+        let is_refresh = self.world.is_ready(&key);
         let resumes = self.world.leases.is_held(&lease_id(&key));
         let lease = session.containerd.clone().map(|containerd| {
             let lease = Lease {
@@ -518,10 +521,14 @@ impl Agent {
             secret_names: desired
                 .map_or(&[][..], |wanted| wanted.secrets(&key))
                 .to_vec(),
-            ask_first: !session.status.events,
+            ask_first: !session.status.events && !is_refresh,
             landed: self.landed.0.clone(),
         };
-        info!(image = %key, "pulling");
+        if is_refresh {
+            debug!(image = %key, "asking the registry again");
+        } else {
+            info!(image = %key, "pulling");
+        }
         self.cancels.insert(key.clone(), cancel);
         self.world.started(key.clone(), resumes, now);
         self.pulls.spawn(async move { (key, pull.run().await) });

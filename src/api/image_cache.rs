@@ -93,6 +93,16 @@ pub struct ImageCacheSpec {
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalSecret>,
 
+    /// `Always`: the registry is asked again at each refresh, so that a tag that moved is pulled anew. `IfNotPresent`: never again.
+    /// Without it each image has the policy that a pod would give it: `Always` for `latest` and for no tag. A digest cannot move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<ImagePullPolicy>,
+
+    /// How often images with the policy `Always` are asked for again: at least 1s; 0s means never; 15m by default.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[x_kube(validation = Rule::new("duration(self) == duration('0s') || duration(self) >= duration('1s')").message("must be 0s, or at least 1s"))]
+    pub refresh_interval: RefreshInterval,
+
     /// Nothing is started for this object while this is true. What is there stays there.
     #[serde(default, skip_serializing_if = "is_default")]
     pub paused: bool,
@@ -107,6 +117,27 @@ pub struct ImageCacheSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     #[x_kube(validation = Rule::new("duration(self) >= duration('1s')").message("must be at least 1s, such as 90s or 5m"))]
     pub pull_progress_timeout: PullProgressTimeout,
+}
+
+/// Whether an image that is present is asked for again.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum ImagePullPolicy {
+    /// It is not.
+    IfNotPresent,
+    /// At each refresh.
+    Always,
+}
+
+/// How often an image is asked for again.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct RefreshInterval(pub Interval);
+
+impl Default for RefreshInterval {
+    fn default() -> Self {
+        Self(Interval(Duration::from_mins(15)))
+    }
 }
 
 /// How long a pull may make no progress.

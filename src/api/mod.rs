@@ -13,7 +13,8 @@ mod schema;
 pub mod spec_error;
 
 pub use image_cache::{
-    ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, LocalSecret, MatchExpression, Operator,
+    ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, ImagePullPolicy, LocalSecret,
+    MatchExpression, Operator,
 };
 pub use interval::Interval;
 pub use name::NamespacedName;
@@ -23,6 +24,9 @@ pub use spec_error::SpecError;
 
 /// The API group of both resources.
 pub const GROUP: &str = "imagecache.dev";
+
+/// The annotation on an `ImageCache` that makes every selected node ask the registries again, once for each value.
+pub const REFRESH: &str = "imagecache.dev/refresh";
 
 /// The API version of both resources.
 pub const VERSION: &str = "v1alpha1";

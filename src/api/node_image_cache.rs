@@ -141,6 +141,9 @@ pub struct CacheReport {
     /// The lists that select this node.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub lists: Vec<ListReport>,
+    /// The value of the annotation `imagecache.dev/refresh` that was last acted on: every image has been asked for since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refresh: Option<String>,
     /// The first images that failed.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub failures: Vec<Failure>,

@@ -58,13 +58,15 @@ pub enum Reason {
     Stalled,
     /// The disk filled up during the pull.
     NoSpace,
+    /// It is present, and asking the registry again failed: the message says why.
+    RefreshFailed,
     /// A cause that no rule knows: the message is the runtime's own text.
     PullFailed,
 }
 
 impl Reason {
     /// Every reason, for tests and documentation.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Queued,
         Self::Paused,
         Self::Yielding,
@@ -81,6 +83,7 @@ impl Reason {
         Self::Verification,
         Self::Stalled,
         Self::NoSpace,
+        Self::RefreshFailed,
         Self::PullFailed,
     ];
 
@@ -104,6 +107,7 @@ impl Reason {
             Self::Verification => "Verification",
             Self::Stalled => "Stalled",
             Self::NoSpace => "NoSpace",
+            Self::RefreshFailed => "RefreshFailed",
             Self::PullFailed => "PullFailed",
         }
     }

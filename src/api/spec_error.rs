@@ -82,6 +82,13 @@ impl ImageCacheSpec {
                 "must be at least 1s, such as 90s or 5m",
             ));
         }
+        let interval = self.refresh_interval.0.0;
+        if !interval.is_zero() && interval < Duration::from_secs(1) {
+            return Err(SpecError::invalid(
+                "spec.refreshInterval",
+                "must be 0s, or at least 1s",
+            ));
+        }
         for (index, list) in self.cache_spec.iter().enumerate() {
             check_list(list, &format!("spec.cacheSpec[{index}]"))?;
         }

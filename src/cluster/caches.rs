@@ -11,7 +11,7 @@ use serde_json::Value;
 use tracing::warn;
 
 use super::watch::Event;
-use crate::api::{ImageCache, ImageCacheSpec};
+use crate::api::{ImageCache, ImageCacheSpec, REFRESH};
 use crate::decide::{Cache, CacheName, Caches, Known};
 
 /// An `ImageCache` as it comes: whatever its spec holds it can be read, and its status, which may be larger than all the rest, is
@@ -64,8 +64,20 @@ fn lean<'de, D: Deserializer<'de>>(metadata: D) -> Result<ObjectMeta, D::Error> 
         generation: Option<i64>,
         resource_version: Option<String>,
         deletion_timestamp: Option<Time>,
+        #[serde(default)]
+        annotations: Annotations,
+    }
+    /// The only one that means something here; the others can be large.
+    #[derive(Default, Deserialize)]
+    struct Annotations {
+        #[serde(rename = "imagecache.dev/refresh")]
+        refresh: Option<String>,
     }
     Lean::deserialize(metadata).map(|lean| ObjectMeta {
+        annotations: lean
+            .annotations
+            .refresh
+            .map(|value| [(REFRESH.to_owned(), value)].into()),
         name: Some(lean.name),
         namespace: lean.namespace,
         uid: lean.uid,
@@ -163,6 +175,10 @@ impl CacheFold {
             generation,
             spec,
             unreadable,
+            refresh: metadata
+                .annotations
+                .and_then(|mut annotations| annotations.remove(REFRESH))
+                .map(Into::into),
         };
         // The generation alone does not tell: while a CustomResourceDefinition changes, the API server can send an object
         // without the fields that only the new one knows.

@@ -32,6 +32,7 @@ pub fn delay(reason: Reason, failures: u32, timing: &Timing, chance: f64) -> Dur
         Reason::Evicted => timing.evicted.after(failures),
         Reason::RegistryUnavailable
         | Reason::PullFailed
+        | Reason::RefreshFailed
         | Reason::Queued
         | Reason::Paused
         | Reason::Yielding

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::inputs::{CacheName, Inputs, Known, SecretName};
 use super::selector::selects;
-use crate::api::ImageCacheSpec;
+use crate::api::{ImageCacheSpec, ImagePullPolicy};
 use crate::image::{InvalidReference, Reference};
 
 /// The identity of an image: the full name under which the runtime keeps it, or, if the name
@@ -39,6 +39,8 @@ pub struct Wanted {
     pub paused: bool,
     /// The pull secrets of everybody who wants it, each once.
     pub secrets: Vec<Arc<SecretName>>,
+    /// How often it is asked for again while it is present: as often as anybody says.
+    pub refresh: Option<Duration>,
     /// How long a pull of it may make no progress: as long as the most patient one allows.
     pub patience: Duration,
 }
@@ -54,6 +56,8 @@ pub struct SelectedCache {
     pub generation: i64,
     /// That spec.
     pub spec: Arc<ImageCacheSpec>,
+    /// The annotation that asks for a refresh.
+    pub refresh: Option<Arc<str>>,
     /// The lists that select this node. Never empty.
     pub lists: Vec<SelectedList>,
 }
@@ -107,6 +111,7 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
                 uid: cache.uid.clone(),
                 generation: *generation,
                 spec: Arc::clone(spec),
+                refresh: cache.refresh.clone(),
                 lists,
             });
         }
@@ -133,11 +138,16 @@ impl Desired {
         let key = reference
             .as_ref()
             .map_or_else(|_| written.into(), Reference::shared_key);
+        let refresh = reference
+            .as_ref()
+            .ok()
+            .and_then(|reference| refresh(spec, reference));
         let mut wanted = Wanted {
             reference,
             rank,
             paused,
             secrets: secrets.to_vec(),
+            refresh,
             patience: spec.pull_progress_timeout.0.0,
         };
         match self.images.entry(key) {
@@ -152,6 +162,7 @@ impl Desired {
                 if (paused, rank) < (before.paused, before.rank) {
                     std::mem::swap(before, &mut wanted);
                 }
+                before.refresh = before.refresh.into_iter().chain(wanted.refresh).min();
                 before.patience = before.patience.max(wanted.patience);
                 for secret in wanted.secrets {
                     if !before.secrets.contains(&secret) {
@@ -162,6 +173,16 @@ impl Desired {
             }
         }
     }
+}
+
+/// How often a spec has an image asked for again: by the kubelet's rule, if it names no policy.
+fn refresh(spec: &ImageCacheSpec, reference: &Reference) -> Option<Duration> {
+    let is_always = match spec.image_pull_policy {
+        Some(policy) => policy == ImagePullPolicy::Always,
+        None => matches!(reference.tag(), None | Some("latest")),
+    };
+    let interval = spec.refresh_interval.0.0;
+    (is_always && reference.digest().is_none() && !interval.is_zero()).then_some(interval)
 }
 
 impl SelectedCache {
@@ -212,6 +233,7 @@ mod tests {
                     generation: 3,
                     spec: spec.map(|spec| (2, Arc::new(spec))),
                     unreadable: None,
+                    refresh: None,
                 };
                 (
                     CacheName {

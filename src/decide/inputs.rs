@@ -44,6 +44,8 @@ pub struct Cache {
     pub spec: Option<(i64, Arc<ImageCacheSpec>)>,
     /// Why the newest generation is not acted on.
     pub unreadable: Option<SpecError>,
+    /// The annotation that asks for a refresh with each new value.
+    pub refresh: Option<Arc<str>>,
 }
 
 /// All `ImageCache`s.

@@ -14,6 +14,7 @@ pub mod leases;
 mod model;
 pub mod plan;
 pub mod pull_secrets;
+pub mod refresh;
 pub mod registries;
 pub mod report;
 pub mod selector;

@@ -30,6 +30,8 @@ pub struct Plan {
 /// An image that may be pulled now. The order of the fields is the order of pulls.
 #[derive(Eq, Ord, PartialEq, PartialOrd)]
 struct Due<'a> {
+    /// What is missing comes first.
+    is_refresh: bool,
     is_late: bool,
     after: u32,
     rank: &'a Rank,
@@ -69,14 +71,9 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     let (release, mut wake) = world.leases.due(now.monotonic);
     let mut due: Vec<Due> = Vec::new();
     for (key, wanted) in &desired.images {
-        let usable = match world.asked.get(key) {
-            // Not asked for yet: it may be there.
-            None => true,
-            Some(found) => found
-                .as_ref()
-                .is_some_and(|image| image.foreign_platform.is_none()),
-        };
-        let idle = usable
+        // Not asked for yet: it may be there.
+        let is_unknown = !world.asked.contains_key(key);
+        let idle = is_unknown
             || wanted.reference.is_err()
             || wanted.paused
             || world.pulls.contains_key(key)
@@ -85,17 +82,23 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
             continue;
         }
         let memory = world.memory.get(key);
-        let retry = memory.and_then(|memory| memory.retry);
+        let is_refresh = world.is_ready(key);
+        let retry = if is_refresh {
+            let due = memory.and_then(|memory| memory.refresh.due(wanted.refresh));
+            let Some(due) = due else { continue };
+            Some(due)
+        } else {
+            memory.and_then(|memory| memory.retry).map(|(at, _)| at)
+        };
         let hold = world.registries.hold(wanted);
-        let at = retry
-            .map(|(at, _)| at)
-            .max(hold.as_ref().map(|(_, hold)| hold.until.0));
+        let at = retry.max(hold.as_ref().map(|(_, hold)| hold.until.0));
         if let Some(at) = at.filter(|at| *at > now.monotonic) {
             wake = Some(wake.map_or(at, |wake| wake.min(at)));
             continue;
         }
         let failures = memory.map_or(0, |memory| memory.failures);
         due.push(Due {
+            is_refresh,
             // Of a registry that did not answer the next image is asked for: it may be only one that it cannot give.
             after: if hold.is_some() { failures } else { 0 },
             is_late: failures > REPETITIONS_IN_ORDER,
@@ -175,6 +178,7 @@ mod tests {
                     paused: image.starts_with('!'),
                     secrets: Vec::new(),
                     patience: Duration::from_mins(5),
+                    refresh: None,
                 },
             );
         }

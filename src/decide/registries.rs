@@ -181,6 +181,7 @@ mod tests {
             rank: (Reverse(0), [0; 3]),
             paused: false,
             patience: Duration::from_mins(5),
+            refresh: None,
             secrets: secrets
                 .iter()
                 .map(|name| {

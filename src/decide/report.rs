@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::bytes::of;
 use super::desired::{Desired, ImageKey, SelectedCache};
 use super::inputs::Known;
+use super::refresh::Refreshes;
 use super::timing::Timing;
 use super::world::{Now, Runtime, State, World};
 use crate::api::condition::{condition, whole_seconds};
@@ -77,7 +78,7 @@ pub fn report(
         pulling: count(ImageState::Pulling),
         failed: count(ImageState::Failed),
         progress: progress(world, &states),
-        caches: caches(desired, &states, bytes),
+        caches: caches(desired, &states, &world.refreshes, bytes),
         images,
         images_omitted,
         conditions: [
@@ -115,6 +116,7 @@ fn progress(world: &World, states: &States) -> Option<String> {
 fn caches(
     desired: &Desired,
     states: &States,
+    refreshes: &Refreshes,
     bytes: impl Fn(&ImageKey) -> (u64, u64),
 ) -> Vec<CacheReport> {
     let sum = |cache: &SelectedCache| {
@@ -148,6 +150,7 @@ fn caches(
                     total: length(list.images.len()),
                 })
                 .collect(),
+            refresh: refreshes.acted(&cache.uid).map(str::to_owned),
             failures: failures(cache, states),
         })
         .collect()
@@ -226,7 +229,7 @@ fn images(
                 digest: image.and_then(|image| image.digest.clone()),
                 bytes: image.map(|image| i64::try_from(image.bytes).unwrap_or(i64::MAX)),
                 attempts: (failures > 0).then(|| i32::try_from(failures).unwrap_or(i32::MAX)),
-                next_attempt: (*state == ImageState::Failed || *reason == Some(Reason::Evicted))
+                next_attempt: (*state == ImageState::Failed || reason.is_some_and(is_told))
                     .then_some(next_attempt)
                     .flatten()
                     .map(Time),
@@ -247,6 +250,11 @@ fn images(
         images,
         length(keys.len().saturating_sub(MAX_REPORTED_IMAGES)),
     )
+}
+
+/// Reasons beside which it is said when the image is tried again, although it has not failed.
+const fn is_told(reason: Reason) -> bool {
+    matches!(reason, Reason::Evicted | Reason::RefreshFailed)
 }
 
 fn length(count: usize) -> i32 {
@@ -286,6 +294,7 @@ mod tests {
             generation: 4,
             spec: Some((4, Arc::new(spec))),
             unreadable: None,
+            refresh: None,
         };
         let name = CacheName {
             namespace: "ns".into(),

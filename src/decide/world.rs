@@ -13,10 +13,11 @@ use super::desired::{Desired, ImageKey};
 use super::inputs::{Known, SecretName};
 use super::leases::Leases;
 use super::pull_secrets::PullSecrets;
+use super::refresh::{Refresh, Refreshes, Resolved};
 use super::registries::{News, Registries};
 use super::timing::Timing;
 use super::traffic::{Traffic, Yielding};
-use crate::api::{ImageState, Reason};
+use crate::api::{ImageState, NodeImageCacheStatus, Reason};
 
 /// The time, on the two clocks that there are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -108,6 +109,8 @@ pub struct Memory {
     pub seen: bool,
     /// When something else removed it, as far as that is remembered.
     pub evictions: Vec<Duration>,
+    /// When it was last asked for, and when it is to be asked for again.
+    pub refresh: Refresh,
 }
 
 /// The world of one node.
@@ -133,6 +136,8 @@ pub struct World {
     pub traffic: Traffic,
     /// How far pulls make way for the downloads of others.
     pub yielding: Yielding,
+    /// The annotations that were acted on.
+    pub refreshes: Refreshes,
     /// How far the pulls were when that was last reported: bytes on the disk, and in all.
     pub reported_bytes: BTreeMap<ImageKey, (u64, u64)>,
 }
@@ -181,11 +186,33 @@ impl World {
         fresh
     }
 
+    /// Returns the images that annotations ask for anew: `reported` is what the agent before this one has said. What failed is tried
+    /// again, and what is there is asked for again.
+    pub fn refreshes_asked(
+        &mut self,
+        reported: Option<&NodeImageCacheStatus>,
+        now: Duration,
+    ) -> Vec<ImageKey> {
+        let Known::Known(desired) = &self.desired else {
+            return Vec::new();
+        };
+        let asked = self.refreshes.wants(desired, reported);
+        for key in &asked {
+            let memory = self.memory.entry(key.clone()).or_default();
+            memory.start_anew();
+            memory.refresh.asked = Some(now);
+            (memory.refresh.failures, memory.refresh.retry) = (0, None);
+        }
+        asked.into_iter().collect()
+    }
+
     /// What came with one change waits this long before it is pulled, so that not every node asks the registries in the same second.
     pub fn wait_at_first(&mut self, fresh: Vec<ImageKey>, delay: Duration, now: Now) {
         if !delay.is_zero() {
             for key in fresh {
-                self.memory.entry(key).or_default().try_again(delay, now);
+                let memory = self.memory.entry(key).or_default();
+                memory.try_again(delay, now);
+                memory.refresh.asked = memory.refresh.asked.map(|at| at + delay);
             }
         }
     }
@@ -222,7 +249,12 @@ impl World {
             }
             let before = self.asked.insert(key.clone(), found.clone()).flatten();
             match (before, found) {
-                (_, Some(image)) => self.memory.entry(key).or_default().arrived(&image),
+                (_, Some(image)) => {
+                    let memory = self.memory.entry(key.clone()).or_default();
+                    memory.arrived(&image);
+                    let found = || Resolved::found(now.monotonic, &key, chance);
+                    memory.refresh.resolved.get_or_insert_with(found);
+                }
                 (Some(_), None) => {
                     let memory = self.memory.entry(key.clone()).or_default();
                     memory.evicted(now, timing, chance);
@@ -318,6 +350,9 @@ impl World {
             (outcome, _) => outcome,
         };
         let news = self.registry_heard(key, &outcome, began, now, timing, chance);
+        if matches!(outcome, Outcome::Pulled(_) | Outcome::Failed(_)) {
+            self.refreshes.asked(key);
+        }
         let wanted = self
             .desired
             .known()
@@ -325,10 +360,15 @@ impl World {
         if !wanted {
             return news;
         }
+        let is_there = self.is_ready(key);
         match outcome {
             Outcome::Pulled(image) => {
                 let memory = self.memory.entry(key.clone()).or_default();
                 memory.arrived(&image);
+                memory.refresh = Refresh {
+                    resolved: Some(Resolved::asked(now.monotonic, chance)),
+                    ..Refresh::default()
+                };
                 // An image for another platform came without an error. It may be pushed anew under the same name.
                 if image.foreign_platform.is_some() {
                     (memory.failures, memory.last) = (0, None);
@@ -338,6 +378,12 @@ impl World {
                     );
                 }
                 self.asked.insert(key.clone(), Some(Arc::new(image)));
+            }
+            Outcome::Failed(failed) if is_there => {
+                let refresh = &mut self.memory.entry(key.clone()).or_default().refresh;
+                refresh.failures = refresh.failures.saturating_add(1);
+                let delay = backoff::delay(failed.reason, refresh.failures, timing, chance);
+                (refresh.retry, refresh.last) = (Some(later(now, delay)), Some(failed));
             }
             Outcome::Failed(failed) => {
                 let memory = self.memory.entry(key.clone()).or_default();
@@ -394,6 +440,13 @@ impl World {
         self.asked.get(key)?.as_deref()
     }
 
+    /// Whether the runtime has the image, for this node's platform.
+    #[must_use]
+    pub fn is_ready(&self, key: &ImageKey) -> bool {
+        let image = self.image(key);
+        image.is_some_and(|image| image.foreign_platform.is_none())
+    }
+
     /// The state of a wanted image, its reason, and the same in a sentence.
     #[must_use]
     pub fn state(&self, key: &ImageKey, now: Now, timing: &Timing) -> State {
@@ -408,10 +461,13 @@ impl World {
             return failed(Reason::InvalidReference, invalid.to_string());
         }
         let present = self.image(key);
-        if present.is_some_and(|image| image.foreign_platform.is_none()) {
-            return (ImageState::Ready, None, None);
-        }
         let memory = self.memory.get(key);
+        if present.is_some_and(|image| image.foreign_platform.is_none()) {
+            let last = memory.and_then(|memory| memory.refresh.last.as_ref());
+            let said = last.map(|Failed { reason, message }| format!("{reason}: {message}").into());
+            let reason = last.map(|_| Reason::RefreshFailed);
+            return (ImageState::Ready, reason, said);
+        }
         let last = memory.and_then(|memory| memory.last.as_ref());
         let evicted = memory.is_some_and(|memory| memory.seen && present.is_none());
         if let Some(pull) = self.pulls.get(key).filter(|pull| !pull.cancelled)
@@ -468,6 +524,14 @@ impl World {
     #[must_use]
     pub fn failures(&self, key: &ImageKey) -> (u32, Option<Timestamp>) {
         let memory = self.memory.get(key);
+        if self.is_ready(key) {
+            let refresh = memory.map(|memory| &memory.refresh);
+            let retry = refresh.and_then(|refresh| refresh.retry);
+            return (
+                refresh.map_or(0, |refresh| refresh.failures),
+                retry.map(|(_, at)| at),
+            );
+        }
         let own = memory.map_or(0, |memory| memory.failures);
         let retry = memory.and_then(|memory| memory.retry);
         let last = memory.and_then(|memory| memory.last.as_ref());

@@ -83,6 +83,7 @@ impl Agent {
                     generation: 1,
                     spec: Some((1, Arc::new(spec))),
                     unreadable: None,
+                    refresh: None,
                 };
                 let name = CacheName {
                     namespace: "ns".into(),

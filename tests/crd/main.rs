@@ -180,7 +180,7 @@ async fn kubectl_knows_the_short_names_the_category_and_the_columns() {
     let table = cluster.kubectl(&["get", "nodeic"]).await.unwrap();
     assert_eq!(
         columns(&table),
-        "NAME READY TOTAL PULLING FAILED RUNTIME AGE"
+        "NAME READY TOTAL PULLING FAILED PROGRESS RUNTIME AGE"
     );
     assert!(table.contains("n1 "), "{table}");
     let all = cluster

@@ -186,6 +186,7 @@ fn cache(spec: ImageCacheSpec) -> Arc<Cache> {
         generation: 1,
         spec: Some((1, Arc::new(spec))),
         unreadable: None,
+        refresh: None,
     })
 }
 

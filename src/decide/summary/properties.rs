@@ -175,6 +175,7 @@ fn any_cache() -> impl Strategy<Value = Cache> {
         generation: GENERATION + i64::from(unreadable.is_some()),
         spec: spec.map(|spec| (GENERATION, Arc::new(spec))),
         unreadable,
+        refresh: None,
     })
 }
 

@@ -62,6 +62,7 @@ impl Cluster {
                 generation: 2,
                 spec: Some((2, Arc::new(spec))),
                 unreadable: None,
+                refresh: None,
             },
             fleet: Fleet::default(),
         }

@@ -125,6 +125,7 @@ fn cache(name: &str, generation: i64) -> Arc<Cache> {
         generation,
         spec: Some((generation, Arc::new(spec))),
         unreadable: None,
+        refresh: None,
     })
 }
 

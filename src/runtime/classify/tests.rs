@@ -216,6 +216,7 @@ fn the_reasons_that_a_pull_can_have_are_all_recorded() {
         Reason::Queued,
         Reason::Paused,
         Reason::Yielding,
+        Reason::RefreshFailed,
         Reason::RuntimeUnavailable,
         Reason::Evicted,
     ];
