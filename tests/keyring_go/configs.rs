@@ -134,7 +134,7 @@ fn broken_entry(rng: &mut Rng, user: &str, auth: &str) -> String {
     match rng.u8(..22) {
         0 => "null".to_owned(),
         1 => "[]".to_owned(),
-        2 => format!("{:?}", auth),
+        2 => format!("{auth:?}"),
         3 => json!({"username": 7}).to_string(),
         4 => json!({"password": ["p"]}).to_string(),
         5 => json!({"auth": {}}).to_string(),
