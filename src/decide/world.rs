@@ -68,6 +68,8 @@ pub struct Pull {
     pub cancelled: bool,
     /// The runtime has the image, and is being asked what it is: the slot is free.
     pub landed: bool,
+    /// Its pull secrets have changed since it began, so that its failure says nothing of them.
+    pub outdated: bool,
 }
 
 /// A failed attempt.
@@ -148,6 +150,10 @@ impl World {
                     fresh.push(key.clone());
                 }
             }
+            for (key, pull) in &mut self.pulls {
+                pull.outdated |=
+                    before.is_some_and(|before| before.secrets(key) != desired.secrets(key));
+            }
             self.asked.retain(|key, _| desired.images.contains_key(key));
             self.secrets.keep_named(desired);
         }
@@ -163,11 +169,17 @@ impl World {
             return fresh;
         };
         self.registries.secrets_changed(&news);
-        for (key, memory) in &mut self.memory {
+        let has_news = |key: &ImageKey| {
             let mut secrets = desired.secrets(key).iter();
-            if secrets.any(|secret| news.contains(&**secret)) && memory.start_anew() {
+            secrets.any(|secret| news.contains(&**secret))
+        };
+        for (key, memory) in &mut self.memory {
+            if has_news(key) && memory.start_anew() {
                 fresh.push(key.clone());
             }
+        }
+        for (key, pull) in &mut self.pulls {
+            pull.outdated |= has_news(key);
         }
         fresh
     }
@@ -251,6 +263,7 @@ impl World {
                 since: now.monotonic,
                 cancelled: false,
                 landed: false,
+                outdated: false,
             },
         );
     }
@@ -278,10 +291,9 @@ impl World {
         timing: &Timing,
         chance: f64,
     ) -> Option<News> {
-        let began = self
-            .pulls
-            .remove(key)
-            .map_or(now.monotonic, |pull| pull.since);
+        let pull = self.pulls.remove(key);
+        let began = pull.map_or(now.monotonic, |pull| pull.since);
+        let outdated = pull.is_some_and(|pull| pull.outdated);
         let news = self.registry_heard(key, &outcome, began, now, timing, chance);
         let wanted = self
             .desired
@@ -312,6 +324,9 @@ impl World {
                     now,
                 );
                 memory.last = Some(failed);
+                if outdated {
+                    memory.start_anew();
+                }
             }
             Outcome::RuntimeLost => {
                 let memory = self.memory.entry(key.clone()).or_default();
