@@ -14,6 +14,8 @@ use super::fleet::{Fleet, SOON, story_with};
 
 const PASSWORD: &str = "hunter2-correct-horse";
 const SECRET: &str = "myregistrykey";
+/// Read by nobody before the agents have the right to this one and no other: a Secret that was read is not read again for 10 s.
+const NARROW: &str = "narrowkey";
 
 /// How soon a change of a Secret has to be acted on.
 const ACTED_ON: Duration = Duration::from_secs(5);
@@ -84,14 +86,17 @@ async fn a_private_image_comes_with_its_secret_and_the_password_stands_nowhere()
 
             // The right to this one Secret is enough: to read it, and to be told of a change.
             narrow(fleet).await?;
-            secret(fleet, &config(&[&private], "wrong")).await?;
+            let narrow = async |password| {
+                secret_in(fleet, "default", NARROW, &config(&[&private], password)).await
+            };
+            narrow("wrong").await?;
             private.push("team/app:2", &ImageSpec::small(6)).await?;
             let app = private.reference("team/app:2");
             let spec =
-                json!({"cacheSpec": [{"images": [app]}], "imagePullSecrets": [{"name": SECRET}]});
+                json!({"cacheSpec": [{"images": [app]}], "imagePullSecrets": [{"name": NARROW}]});
             fleet.set("narrow", spec).await?;
-            fails(fleet, &app, "tried with default/myregistrykey").await?;
-            secret(fleet, &config(&[&private], PASSWORD)).await?;
+            fails(fleet, &app, "tried with default/narrowkey").await?;
+            narrow(PASSWORD).await?;
             fleet.until_ready("narrow", ACTED_ON).await?;
 
             nowhere(fleet, &[("alice", PASSWORD)]).await
@@ -118,7 +123,7 @@ async fn narrow(fleet: &Fleet) -> Result<()> {
         "one-secret",
         "--verb=get,list,watch",
         "--resource=secrets",
-        "--resource-name=myregistrykey",
+        "--resource-name=narrowkey",
     ];
     fleet.cluster.kubectl(&role).await?;
     let bind = [
