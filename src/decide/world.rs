@@ -292,7 +292,7 @@ impl World {
         chance: f64,
     ) -> Option<News> {
         let pull = self.pulls.remove(key);
-        let began = pull.map_or(now.monotonic, |pull| pull.since);
+        let began = pull.as_ref().map_or(now.monotonic, |pull| pull.since);
         let outdated = pull.is_some_and(|pull| pull.outdated);
         let news = self.registry_heard(key, &outcome, began, now, timing, chance);
         let wanted = self
