@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
-use std::{iter, thread};
+use std::iter;
 
 use fastrand::Rng;
 use imagecache_agent::image::Reference;
 use serde::Deserialize;
+use testbed::Oracle;
 
 /// The same texts in each run. Another seed is as good.
 const SEED: u64 = 20;
@@ -54,33 +53,6 @@ impl Answer {
     }
 }
 
-/// Go's answers, in the order of the texts.
-fn ask_go(texts: &[String]) -> anyhow::Result<Vec<Answer>> {
-    let mut go = Command::new(testbed::reference_oracle()?)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut questions = go.stdin.take().unwrap();
-    let answers = BufReader::new(go.stdout.take().unwrap());
-    let answers = thread::scope(|scope| {
-        // Beside the reading: either pipe holds less than there is to say.
-        let asking = scope.spawn(move || -> anyhow::Result<()> {
-            for text in texts {
-                writeln!(questions, "{}", serde_json::to_string(text)?)?;
-            }
-            Ok(())
-        });
-        let answers = answers
-            .lines()
-            .map(|line| Ok(serde_json::from_str(&line?)?))
-            .collect::<anyhow::Result<Vec<Answer>>>();
-        asking.join().unwrap().and(answers)
-    })?;
-    assert!(go.wait()?.success());
-    assert_eq!(answers.len(), texts.len());
-    Ok(answers)
-}
-
 #[test]
 #[ignore = "needs the servers: make test"]
 fn go_finds_the_same_parts_in_every_text() -> anyhow::Result<()> {
@@ -89,7 +61,10 @@ fn go_finds_the_same_parts_in_every_text() -> anyhow::Result<()> {
     texts.extend(iter::repeat_with(|| any_text(rng)).take(TEXTS));
 
     let mut valid = 0;
-    for (text, go) in texts.iter().zip(ask_go(&texts)?) {
+    for (text, go) in texts
+        .iter()
+        .zip(Oracle::References.ask::<_, Answer>(&texts)?)
+    {
         let ours = Answer::ours(text);
         assert!(ours.agrees(&go), "{text:?}\nours: {ours:?}\n  go: {go:?}");
         valid += usize::from(!go.is_refusal());
@@ -115,7 +90,8 @@ fn go_reads_the_key_and_the_pull_form_as_the_image_that_was_written() -> anyhow:
         .flat_map(|reference| [reference.key().to_owned(), reference.pull_form()])
         .collect();
     let keys = references.iter().flat_map(|reference| [reference.key(); 2]);
-    for ((form, go), key) in forms.iter().zip(ask_go(&forms)?).zip(keys) {
+    let answers = Oracle::References.ask::<_, Answer>(&forms)?;
+    for ((form, go), key) in forms.iter().zip(answers).zip(keys) {
         assert_eq!(go.key, key, "{form:?}: {go:?}");
         assert!(
             !(go.tag.is_empty() && go.digest.is_empty()),

@@ -1,9 +1,9 @@
-//! Docker's configuration files: `config.json` and the older `.dockercfg`, as the kubelet reads them.
+//! Docker's configuration files: `config.json` and the older `.dockercfg`, as the kubelet reads them: the names of fields in any
+//! case, as Go's parser takes them.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::Credential;
@@ -62,12 +62,16 @@ pub enum InvalidConfig {
 
 /// Reads a `config.json`, or the Secret of that kind: the entries stand under `auths`.
 pub fn read_config_json(bytes: &[u8]) -> Result<Vec<Entry>, InvalidConfig> {
-    let mut config = object(bytes)?;
-    match config.remove("auths") {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(Value::Object(entries)) => read(entries),
-        Some(_) => Err(InvalidConfig::Shape),
+    let mut entries = Map::new();
+    for (name, value) in object(bytes)? {
+        match value {
+            _ if !name.eq_ignore_ascii_case("auths") => {}
+            Value::Null => {}
+            Value::Object(more) => entries.extend(more),
+            _ => return Err(InvalidConfig::Shape),
+        }
     }
+    read(entries)
 }
 
 /// Reads a `.dockercfg`, or the Secret of that kind: it is the entries.
@@ -98,21 +102,28 @@ fn read(entries: Map<String, Value>) -> Result<Vec<Entry>, InvalidConfig> {
 
 /// `auth` wins over a user and a password beside it. Tokens in such a file are read by nobody: the kubelet does not either.
 fn credential(number: usize, value: Value) -> Result<Credential, InvalidConfig> {
-    #[derive(Default, Deserialize)]
-    struct Fields {
-        username: Option<String>,
-        password: Option<String>,
-        auth: Option<String>,
-    }
-    let fields: Option<Fields> =
-        serde_json::from_value(value).map_err(|_| InvalidConfig::Entry(number))?;
-    let fields = fields.unwrap_or_default();
-    let Some(auth) = fields.auth.filter(|auth| !auth.is_empty()) else {
-        return Ok(Credential {
-            username: fields.username.unwrap_or_default(),
-            password: fields.password.unwrap_or_default(),
-        });
+    let fields = match value {
+        Value::Null => Map::new(),
+        Value::Object(fields) => fields,
+        _ => return Err(InvalidConfig::Entry(number)),
     };
+    let (mut username, mut password, mut auth) = (String::new(), String::new(), String::new());
+    for (name, value) in fields {
+        let field = match name.to_ascii_lowercase().as_str() {
+            "username" => &mut username,
+            "password" => &mut password,
+            "auth" => &mut auth,
+            _ => continue,
+        };
+        match value {
+            Value::Null => {}
+            Value::String(text) => *field = text,
+            _ => return Err(InvalidConfig::Entry(number)),
+        }
+    }
+    if auth.is_empty() {
+        return Ok(Credential { username, password });
+    }
     let base64 = if auth.trim().ends_with('=') {
         PADDED
     } else {
@@ -189,6 +200,10 @@ mod tests {
                 Ok(&[("r.io", "", "")]),
             ),
             (r#"{"auths":{"r.io":null}}"#, Ok(&[("r.io", "", "")])),
+            (
+                r#"{"Auths":{"r.io":{"Username":"u","PASSWORD":"p"}}}"#,
+                Ok(&[("r.io", "u", "p")]),
+            ),
             (
                 r#"{"auths":{"r.io":{"auth":"dTpw="}}}"#,
                 Err(InvalidConfig::Base64(1)),

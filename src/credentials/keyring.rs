@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use super::docker_config::Entry;
@@ -112,20 +113,19 @@ struct Address {
 impl Address {
     /// `None` for what Go refuses.
     fn parse(text: &str) -> Option<Self> {
+        let (text, fragment) = text.split_once('#').unwrap_or((text, ""));
         if text.contains(|c: char| c.is_ascii_control()) {
             return None;
         }
-        let text = text.split('#').next()?;
         let text = text.split('?').next()?;
         let (authority, path) = match text.find('/') {
             Some(slash) => text.split_at(slash),
             None => (text, ""),
         };
-        let host = authority
-            .rsplit_once('@')
-            .map_or(authority, |(_, host)| host);
+        let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
         let path = decoded(path)?;
-        is_host(host).then(|| Self {
+        let is_valid = is_user(user) && is_host(host) && unescaped(fragment).is_some();
+        is_valid.then(|| Self {
             host: host.to_owned(),
             path,
         })
@@ -144,14 +144,20 @@ impl Address {
     }
 }
 
+/// What may stand before an `@`.
+fn is_user(user: &str) -> bool {
+    let has_a_place = |c: char| c.is_ascii_alphanumeric() || "-._:~!$&'()*+,;=%@".contains(c);
+    user.chars().all(has_a_place) && unescaped(user).is_some()
+}
+
 fn is_host(host: &str) -> bool {
     let has_a_place = |c: char| {
         c.is_ascii_alphanumeric() || "-._~!$&'()*+,;=:[]<>\"".contains(c) || !c.is_ascii()
     };
     let port = match host.strip_prefix('[') {
         Some(rest) => match rest.rsplit_once(']') {
-            Some((_, port)) => port,
-            None => return false,
+            Some((address, port)) if address.parse::<Ipv6Addr>().is_ok() => port,
+            _ => return false,
         },
         None => host.rfind(':').and_then(|at| host.get(at..)).unwrap_or(""),
     };
@@ -162,12 +168,17 @@ fn is_host(host: &str) -> bool {
     is_port && host.chars().all(has_a_place)
 }
 
-/// The text with its `%` escapes undone.
+/// The path with its `%` escapes undone.
 fn decoded(path: &str) -> Option<String> {
     if !path.contains('%') {
         return Some(path.to_owned());
     }
-    let mut bytes = path.bytes();
+    String::from_utf8(unescaped(path)?).ok()
+}
+
+/// `None` where a `%` is not followed by two digits.
+fn unescaped(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = text.bytes();
     let mut decoded = Vec::new();
     while let Some(byte) = bytes.next() {
         if byte == b'%' {
@@ -177,7 +188,7 @@ fn decoded(path: &str) -> Option<String> {
             decoded.push(byte);
         }
     }
-    String::from_utf8(decoded).ok()
+    Some(decoded)
 }
 
 #[cfg(test)]
@@ -243,6 +254,10 @@ mod tests {
             ("r[.io", "r[.io/a", false),
             ("r.io/*", "r.io/app", false),
             ("user:secret@r.io", "r.io/app", true),
+            ("u ser@r.io", "r.io/app", false),
+            ("%@r.io", "r.io/app", false),
+            ("r.io#%", "r.io/app", false),
+            ("[*]:5000", "[::1]:5000/app", false),
             ("r.io/a%2Fb", "r.io/a/b/c", true),
             ("[::1]:5000", "[::1]:5000/app", true),
             ("r.io:x", "r.io:x/app", false),

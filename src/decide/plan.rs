@@ -151,7 +151,7 @@ mod tests {
     use crate::api::Reason;
     use crate::decide::desired::{Desired, Wanted};
     use crate::decide::world::{Failed, Outcome};
-    use crate::decide::{Known, PresentImage, Timing};
+    use crate::decide::{Known, PresentImage, SecretName, Timing};
     use crate::image::Reference;
 
     fn at(seconds: u64) -> Now {
@@ -225,6 +225,33 @@ mod tests {
 
     fn keys(images: &[&str]) -> Vec<ImageKey> {
         images.iter().map(|image| key(image)).collect()
+    }
+
+    #[test]
+    fn a_pull_that_began_before_its_secret_changed_says_nothing_of_the_new_one() {
+        let secret = SecretName {
+            namespace: "ns".to_owned(),
+            name: "s".to_owned(),
+        };
+        let mut desired = wanting(&[("a", 0)]).known().unwrap().clone();
+        let wanted = desired.images.get_mut(&key("a")).unwrap();
+        wanted.secrets = vec![Arc::new(secret.clone())];
+        let mut world = world(&[("a", 0)], &[]);
+        world.wants(Known::Known(desired));
+
+        let failed = || Failed {
+            reason: Reason::Unauthorized,
+            message: "no".into(),
+        };
+        world.started(key("a"), false, at(0));
+        world.secrets_changed(&[(secret, 1)].into());
+        let outcome = Outcome::Failed(failed());
+        world.ended(&key("a"), outcome, at(1), &Timing::default(), 0.5);
+        let memory = &world.memory[&key("a")];
+        assert_eq!((memory.last.clone(), memory.retry), (Some(failed()), None));
+
+        fail(&mut world, "a", Reason::Unauthorized, at(2));
+        assert!(world.memory[&key("a")].retry.is_some(), "once is enough");
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub struct Pull {
     pub landed: bool,
     /// It makes no progress, and why that is so in a sentence.
     pub stalled: Option<String>,
+    /// Its pull secrets have changed since it began, so that its failure says nothing of them.
+    pub outdated: bool,
 }
 
 /// A failed attempt.
@@ -162,6 +164,10 @@ impl World {
                     fresh.push(key.clone());
                 }
             }
+            for (key, pull) in &mut self.pulls {
+                pull.outdated |=
+                    before.is_some_and(|before| before.secrets(key) != desired.secrets(key));
+            }
             self.asked.retain(|key, _| desired.images.contains_key(key));
             self.secrets.keep_named(desired);
         }
@@ -177,11 +183,17 @@ impl World {
             return fresh;
         };
         self.registries.secrets_changed(&news);
-        for (key, memory) in &mut self.memory {
+        let has_news = |key: &ImageKey| {
             let mut secrets = desired.secrets(key).iter();
-            if secrets.any(|secret| news.contains(&**secret)) && memory.start_anew() {
+            secrets.any(|secret| news.contains(&**secret))
+        };
+        for (key, memory) in &mut self.memory {
+            if has_news(key) && memory.start_anew() {
                 fresh.push(key.clone());
             }
+        }
+        for (key, pull) in &mut self.pulls {
+            pull.outdated |= has_news(key);
         }
         fresh
     }
@@ -311,6 +323,7 @@ impl World {
                 cancelled: false,
                 landed: false,
                 stalled: None,
+                outdated: false,
             },
         );
     }
@@ -342,6 +355,7 @@ impl World {
         self.traffic.ended(key);
         self.reported_bytes.remove(key);
         let began = pull.as_ref().map_or(now.monotonic, |pull| pull.since);
+        let outdated = pull.as_ref().is_some_and(|pull| pull.outdated);
         let outcome = match (outcome, pull.and_then(|pull| pull.stalled)) {
             (Outcome::Cancelled, Some(message)) => Outcome::Failed(Failed {
                 reason: Reason::Stalled,
@@ -393,6 +407,9 @@ impl World {
                     now,
                 );
                 memory.last = Some(failed);
+                if outdated {
+                    memory.start_anew();
+                }
             }
             Outcome::RuntimeLost => {
                 let memory = self.memory.entry(key.clone()).or_default();

@@ -172,13 +172,7 @@ impl Fleet {
     /// Pushes small images under these names, each with content of its own.
     pub async fn push(&self, names: &[&str]) -> Result<()> {
         for name in names {
-            let seed = name.bytes().fold(7_u64, |seed, byte| {
-                seed.wrapping_mul(31).wrapping_add(byte.into())
-            });
-            self.cluster
-                .registry()
-                .push(name, &ImageSpec::small(seed))
-                .await?;
+            self.cluster.registry().push(name, &image_of(name)).await?;
         }
         Ok(())
     }
@@ -285,6 +279,13 @@ impl Fleet {
         }
         words
     }
+}
+
+/// A small image that no other name has.
+pub fn image_of(name: &str) -> ImageSpec {
+    ImageSpec::small(name.bytes().fold(7_u64, |seed, byte| {
+        seed.wrapping_mul(31).wrapping_add(byte.into())
+    }))
 }
 
 /// Whether a condition is so, for this reason.

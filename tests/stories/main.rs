@@ -13,12 +13,15 @@
 mod causes;
 mod daemonset;
 mod edits;
+mod fledged;
 mod fleet;
+mod guarded;
 mod killed;
 mod labels;
 mod lists;
 mod nodes;
 mod presence;
+mod registries;
 mod resume;
 mod secrets;
 mod start;

@@ -14,6 +14,8 @@ use super::fleet::{Fleet, SOON, story_with};
 
 const PASSWORD: &str = "hunter2-correct-horse";
 const SECRET: &str = "myregistrykey";
+/// Read by nobody before the agents have the right to this one and no other: a Secret that was read is not read again for 10 s.
+const NARROW: &str = "narrowkey";
 
 /// How soon a change of a Secret has to be acted on.
 const ACTED_ON: Duration = Duration::from_secs(5);
@@ -84,17 +86,20 @@ async fn a_private_image_comes_with_its_secret_and_the_password_stands_nowhere()
 
             // The right to this one Secret is enough: to read it, and to be told of a change.
             narrow(fleet).await?;
-            secret(fleet, &config(&[&private], "wrong")).await?;
+            let narrow = async |password| {
+                secret_in(fleet, "default", NARROW, &config(&[&private], password)).await
+            };
+            narrow("wrong").await?;
             private.push("team/app:2", &ImageSpec::small(6)).await?;
             let app = private.reference("team/app:2");
             let spec =
-                json!({"cacheSpec": [{"images": [app]}], "imagePullSecrets": [{"name": SECRET}]});
+                json!({"cacheSpec": [{"images": [app]}], "imagePullSecrets": [{"name": NARROW}]});
             fleet.set("narrow", spec).await?;
-            fails(fleet, &app, "tried with default/myregistrykey").await?;
-            secret(fleet, &config(&[&private], PASSWORD)).await?;
+            fails(fleet, &app, "tried with default/narrowkey").await?;
+            narrow(PASSWORD).await?;
             fleet.until_ready("narrow", ACTED_ON).await?;
 
-            nowhere(fleet).await
+            nowhere(fleet, &[("alice", PASSWORD)]).await
         },
     )
     .await
@@ -118,7 +123,7 @@ async fn narrow(fleet: &Fleet) -> Result<()> {
         "one-secret",
         "--verb=get,list,watch",
         "--resource=secrets",
-        "--resource-name=myregistrykey",
+        "--resource-name=narrowkey",
     ];
     fleet.cluster.kubectl(&role).await?;
     let bind = [
@@ -161,8 +166,13 @@ fn config(registries: &[&Registry], password: &str) -> String {
 }
 
 async fn secret(fleet: &Fleet, config: &str) -> Result<()> {
+    secret_in(fleet, "default", SECRET, config).await
+}
+
+/// Creates a Secret with this configuration, or replaces what it says.
+pub async fn secret_in(fleet: &Fleet, namespace: &str, name: &str, config: &str) -> Result<()> {
     let object = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": "default"},
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace},
         "type": "kubernetes.io/dockerconfigjson",
         "stringData": {".dockerconfigjson": config},
     });
@@ -195,7 +205,7 @@ async fn lacks(fleet: &Fleet, reason: &str) -> Result<String> {
 }
 
 /// The image is refused on n1, with these words.
-async fn fails(fleet: &Fleet, image: &str, words: &str) -> Result<()> {
+pub async fn fails(fleet: &Fleet, image: &str, words: &str) -> Result<()> {
     wait_for(
         format!("{image} to fail with {words:?}"),
         SOON,
@@ -220,8 +230,8 @@ async fn fails(fleet: &Fleet, image: &str, words: &str) -> Result<()> {
     .await
 }
 
-/// Neither the password nor its base64 is in anything that an agent wrote, at trace level, nor in any object but the Secret.
-async fn nowhere(fleet: &Fleet) -> Result<()> {
+/// Neither these passwords nor their base64 are in anything that an agent wrote, at trace level, nor in any object but the Secret.
+pub async fn nowhere(fleet: &Fleet, users: &[(&str, &str)]) -> Result<()> {
     let mut written = String::new();
     for node in fleet.cluster.nodes() {
         written += &fleet.agent(node.name())?.log();
@@ -237,14 +247,17 @@ async fn nowhere(fleet: &Fleet) -> Result<()> {
             "yaml",
         ])
         .await?;
-    let pair = base64(format!("alice:{PASSWORD}").as_bytes());
-    for word in [PASSWORD, &pair, &base64(PASSWORD.as_bytes()), "alice:"] {
-        ensure!(!written.contains(word), "{word} was written");
+    for (user, password) in users {
+        let pair = format!("{user}:{password}");
+        let encoded = [pair.as_bytes(), password.as_bytes()].map(base64);
+        for word in [password, &*encoded[0], &*encoded[1], &*format!("{user}:")] {
+            ensure!(!written.contains(word), "{word} was written");
+        }
     }
     Ok(())
 }
 
-fn base64(bytes: &[u8]) -> String {
+pub fn base64(bytes: &[u8]) -> String {
     use base64::Engine;
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }

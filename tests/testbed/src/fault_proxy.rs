@@ -14,7 +14,8 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::header::{
-    CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE, USER_AGENT,
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE,
+    USER_AGENT,
 };
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, client, server};
@@ -134,6 +135,8 @@ pub struct ProxyRequest {
     pub range: Option<String>,
     /// What the client calls itself.
     pub agent: String,
+    /// The `Authorization` header.
+    pub authorization: Option<String>,
     /// When it came.
     pub at: Instant,
     /// The status of the answer; 0 where there is none.
@@ -414,6 +417,7 @@ impl Shared {
             path: request.uri().to_string(),
             range: header(RANGE),
             agent: header(USER_AGENT).unwrap_or_default(),
+            authorization: header(AUTHORIZATION),
             at: Instant::now(),
             status: 0,
             bytes: 0,

@@ -10,10 +10,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::image::digest;
 use crate::network::run;
 
-/// A folder of `servers/` with a `go.mod`, and how it is built.
+/// What is built from a folder of `servers/` with a `go.mod`, and how.
 struct Module {
     name: &'static str,
-    /// What `go build` is asked for: `tool` stands for the tools that `go.mod` names.
+    folder: &'static str,
+    /// What `go build` is asked for: `tool` stands for the tools that `go.mod` names, anything else is a folder with a `main.go`.
     target: &'static str,
     flags: &'static [&'static str],
 }
@@ -24,9 +25,8 @@ const MODULES: &[Module] = &[
     tools("crictl"),
     tools("cni"),
     Module {
-        name: "reference",
         target: ".",
-        flags: &[],
+        ..tools("reference")
     },
     tools("containerd-2.4"),
     tools("containerd-1.7"),
@@ -44,6 +44,12 @@ const MODULES: &[Module] = &[
         ],
         ..tools("kubernetes")
     },
+    // With the kubelet's own pins, and after it: most of it is compiled by then.
+    Module {
+        folder: "kubernetes",
+        target: "./keyring",
+        ..tools("keyring")
+    },
 ];
 
 /// A program that a Debian package brings.
@@ -57,6 +63,7 @@ const PACKAGES: &[(&str, &str)] = &[
 const fn tools(name: &'static str) -> Module {
     Module {
         name,
+        folder: name,
         target: "tool",
         flags: &[],
     }
@@ -68,7 +75,7 @@ pub(crate) fn server(module: &str, program: &str) -> Result<PathBuf> {
         .iter()
         .find(|m| m.name == module)
         .with_context(|| format!("no module {module}"))?;
-    let path = known.folder()?.join(program);
+    let path = known.cached()?.join(program);
     ensure!(
         path.exists(),
         "{program} ({module}) is not built: run `make servers`"
@@ -99,7 +106,7 @@ pub(crate) fn program(name: &str) -> Result<PathBuf> {
 pub fn build() -> Result<()> {
     packages()?;
     for module in MODULES {
-        let folder = module.folder()?;
+        let folder = module.cached()?;
         if !folder.exists() {
             let start = Instant::now();
             println!("{}: building", module.name);
@@ -108,11 +115,6 @@ pub fn build() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The program that answers what Go's own library thinks of image references (see `servers/reference/main.go`).
-pub fn reference_oracle() -> Result<PathBuf> {
-    server("reference", "reference")
 }
 
 /// The folder that holds kubectl.
@@ -173,17 +175,18 @@ impl Module {
     fn source(&self) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("servers")
-            .join(self.name)
+            .join(self.folder)
     }
 
     /// Named after all that goes in, so that any checkout with the same pins finds it again.
-    fn folder(&self) -> Result<PathBuf> {
+    fn cached(&self) -> Result<PathBuf> {
         let mut recipe = format!("{} {:?}\n", self.target, self.flags).into_bytes();
-        for file in ["go.mod", "go.sum", "main.go"] {
-            let path = self.source().join(file);
-            if file != "main.go" || self.target == "." {
-                recipe.extend(fs::read(&path).with_context(|| format!("read {}", path.display()))?);
-            }
+        let mut files = vec![self.source().join("go.mod"), self.source().join("go.sum")];
+        if self.target != "tool" {
+            files.push(self.source().join(self.target).join("main.go"));
+        }
+        for path in files {
+            recipe.extend(fs::read(&path).with_context(|| format!("read {}", path.display()))?);
         }
         let hash: String = digest(&recipe)
             .chars()
@@ -241,7 +244,7 @@ mod tests {
     #[test]
     fn every_module_is_pinned() {
         for module in MODULES {
-            assert!(module.folder().is_ok(), "{}", module.name);
+            assert!(module.cached().is_ok(), "{}", module.name);
         }
     }
 
