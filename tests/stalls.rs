@@ -1,6 +1,6 @@
 //! Pulls that stall, pulls that only look like it, and pulls that make way for others: with three real containerds.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod agent_loop;
 mod lone_runtime;
@@ -227,6 +227,66 @@ async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
             }
         }
         until_no_lease_is_left(&node).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn a_registry_that_says_too_many_requests_is_asked_once_in_each_hold() {
+    on_every_version(async |node| {
+        let hold = Duration::from_secs(3);
+        let timing = Timing {
+            rate_limited: (hold, hold),
+            ..Timing::default()
+        };
+        let mut images = Vec::new();
+        for n in 0..6 {
+            images.push(
+                node.push(&format!("lab/i{n}:1"), &ImageSpec::small(n))
+                    .await,
+            );
+        }
+        node.proxy.add(Rule::new(Fault::retry_after(60)));
+        let agent = Agent::start(endpoint(&node.server.socket()), &timing);
+        let images: Vec<_> = images.iter().map(String::as_str).collect();
+        agent.wants_specs([("a", spec(&images))].into_iter());
+        // containerd itself repeats a request at once, for one and the same image.
+        let attempts = || {
+            let mut attempts: Vec<(String, Instant)> = Vec::new();
+            for request in node.proxy.requests() {
+                if attempts
+                    .last()
+                    .is_none_or(|(path, _)| *path != request.path)
+                {
+                    attempts.push((request.path, request.at));
+                }
+            }
+            attempts
+        };
+        let later = wait_for("two more attempts", SOON, async || {
+            let attempts = attempts();
+            let first = attempts.first().map(|(_, at)| *at);
+            // Two pulls at a time begin before anything is known.
+            let later = attempts
+                .into_iter()
+                .filter(|(_, at)| Some(*at) > first.map(|at| at + hold / 2));
+            let later: Vec<_> = later.map(|(_, at)| at).collect();
+            anyhow::ensure!(later.len() >= 2, "{later:?}");
+            Ok(later)
+        })
+        .await
+        .unwrap();
+        let apart = later[1] - later[0];
+        println!("{}: {apart:?} apart", node.version);
+        assert!(apart * 10 > hold * 9, "{apart:?}");
+        let limited = |report: &NodeImageCacheStatus| report.failed == 6;
+        let report = agent.until("all six to say so", limited).await;
+        for image in &report.images {
+            assert_eq!(image.reason, Some(Reason::RateLimited), "{image:?}");
+        }
+        node.proxy.clear();
+        agent.until("all six", |report| report.ready == 6).await;
     })
     .await;
 }

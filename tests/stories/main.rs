@@ -21,6 +21,7 @@ mod labels;
 mod lists;
 mod nodes;
 mod presence;
+mod refresh;
 mod registries;
 mod resume;
 mod secrets;
