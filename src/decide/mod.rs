@@ -5,12 +5,14 @@
 //! comes to for the cluster ([`summary`]).
 
 pub mod backoff;
+pub mod credentials;
 pub mod desired;
 pub mod fleet;
 pub mod inputs;
 pub mod leases;
 #[cfg(test)]
 mod model;
+pub mod node_sources;
 pub mod plan;
 pub mod pull_secrets;
 pub mod registries;

@@ -17,7 +17,10 @@ mod fleet;
 mod killed;
 mod labels;
 mod lists;
+mod node_credentials;
 mod nodes;
+#[path = "../plugin/mod.rs"]
+mod plugin;
 mod presence;
 mod resume;
 mod secrets;

@@ -62,6 +62,8 @@ async fn a_private_image_comes_with_its_secret_and_the_password_stands_nowhere()
                 let report = fleet.report("n1").await?.context("no report")?;
                 let ready = find(&report.conditions, "CredentialsReady").context("no condition")?;
                 ensure!(ready.status == "True", "{}", ready.message);
+                let off = "node credentials are off (--node-docker-config-dir, ";
+                ensure!(ready.message.contains(off), "{}", ready.message);
                 Ok(())
             })
             .await?;
