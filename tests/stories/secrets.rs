@@ -72,9 +72,10 @@ async fn a_private_image_comes_with_its_secret_and_the_password_stands_nowhere()
             secret(fleet, &config(&[&private, &tokens], PASSWORD)).await?;
             fleet.until_ready("private", ACTED_ON).await?;
 
-            // In steady state nobody asks for the Secret, nor watches it.
+            // In steady state nobody asks for the Secret, nor watches it: for as long as what was read of it is taken without
+            // asking, so that what follows reads it anew.
             let mark = fleet.cluster.api_mark();
-            tokio::time::sleep(Duration::from_secs(5)).await;
+            tokio::time::sleep(Duration::from_secs(10)).await;
             let asked = fleet.cluster.api_requests(mark);
             let asked: Vec<_> = asked
                 .iter()
