@@ -2,117 +2,26 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod agent_loop;
 mod fake_cri;
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
-use imagecache_agent::agent::{self, Channels, Settings};
 use imagecache_agent::api::condition::find;
-use imagecache_agent::api::{ImageCacheSpec, ImageList, ImageState, NodeImageCacheStatus, Reason};
-use imagecache_agent::credentials::NoCluster;
-use imagecache_agent::decide::world::Runtime;
-use imagecache_agent::decide::{Cache, CacheName, Caches, Inputs, Known, Node, Timing};
-use imagecache_agent::telemetry::Metrics;
+use imagecache_agent::api::{ImageState, NodeImageCacheStatus, Reason};
+use imagecache_agent::decide::Timing;
 use testbed::wait_for;
-use tokio::sync::watch;
-use tokio::task::{JoinError, JoinHandle};
-use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
+use agent_loop::{Agent, SOON};
 use fake_cri::{FakeCri, Pull};
 
-const SOON: Duration = Duration::from_secs(20);
-
-struct Agent {
-    inputs: watch::Sender<Inputs>,
-    reports: watch::Receiver<Option<Arc<NodeImageCacheStatus>>>,
-    stop: CancellationToken,
-    task: JoinHandle<Result<(), JoinError>>,
-}
-
-impl Agent {
-    fn start(runtime: &FakeCri) -> Self {
-        let timing = Timing {
-            look: Duration::from_millis(100),
-            ..Timing::default()
-        };
-        let (inputs, told) = watch::channel(Inputs::default());
-        let (reports, reported) = watch::channel(None);
-        let stop = CancellationToken::new();
-        let settings = Settings {
-            endpoint: runtime.endpoint(),
-            max_parallel_pulls: 2,
-            timing,
-        };
-        let channels = Channels {
-            start_within: watch::channel(Duration::ZERO).1,
-            inputs: told,
-            reports,
-            runtime: watch::channel(Runtime::default()).0,
-            downloads: None,
-            secrets: Arc::new(NoCluster),
-            node: Arc::default(),
-            awaited: watch::channel(BTreeSet::new()).0,
-            metrics: Metrics::default(),
-        };
-        let task = tokio::spawn(agent::run(settings, channels, stop.clone()));
-        Self {
-            inputs,
-            reports: reported,
-            stop,
-            task,
-        }
-    }
-
-    /// Each object by its name and priority, with its images.
-    fn wants(&self, objects: &[(&str, i32, &[&str])]) {
-        let caches: Caches = objects
-            .iter()
-            .map(|(name, priority, images)| {
-                let spec = ImageCacheSpec {
-                    cache_spec: vec![ImageList {
-                        images: images.iter().map(ToString::to_string).collect(),
-                        ..ImageList::default()
-                    }],
-                    priority: *priority,
-                    ..ImageCacheSpec::default()
-                };
-                let cache = Cache {
-                    uid: format!("uid-{name}"),
-                    generation: 1,
-                    spec: Some((1, Arc::new(spec))),
-                    unreadable: None,
-                };
-                let name = CacheName {
-                    namespace: "ns".into(),
-                    name: (*name).into(),
-                };
-                (name, Arc::new(cache))
-            })
-            .collect();
-        self.inputs.send_replace(Inputs {
-            caches: Known::Known(Arc::new(caches)),
-            node: Known::Known(Node::default()),
-            ..Inputs::default()
-        });
-    }
-
-    async fn until(
-        &self,
-        what: &str,
-        check: impl Fn(&NodeImageCacheStatus) -> bool,
-    ) -> Arc<NodeImageCacheStatus> {
-        wait_for(what, SOON, async || {
-            let report = self.reports.borrow().clone();
-            let report = report.ok_or_else(|| anyhow::anyhow!("no report"))?;
-            anyhow::ensure!(check(&report), "{report:?}");
-            Ok(report)
-        })
-        .await
-        .unwrap()
-    }
+fn start(runtime: &FakeCri) -> Agent {
+    let timing = Timing {
+        look: Duration::from_millis(100),
+        ..Timing::default()
+    };
+    Agent::start(runtime.endpoint(), &timing)
 }
 
 fn pulls(runtime: &FakeCri) -> Vec<String> {
@@ -133,7 +42,7 @@ async fn until_pulls(runtime: &FakeCri, count: usize) {
 #[tokio::test]
 async fn without_events_a_removal_is_found_by_looking_again() {
     let runtime = FakeCri::start();
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     agent.wants(&[("a", 0, &["r.io/a:1"])]);
     agent.until("ready", |report| report.ready == 1).await;
     runtime.remove("r.io/a:1");
@@ -144,7 +53,7 @@ async fn without_events_a_removal_is_found_by_looking_again() {
 #[tokio::test]
 async fn a_name_goes_to_the_runtime_as_written_and_what_it_made_of_it_counts() {
     let runtime = FakeCri::start();
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     // This runtime keeps the image under the short name, where containerd would keep docker.io/library/short:latest.
     agent.wants(&[("a", 0, &["short"])]);
     let report = agent.until("ready", |report| report.ready == 1).await;
@@ -168,7 +77,7 @@ async fn a_name_goes_to_the_runtime_as_written_and_what_it_made_of_it_counts() {
 #[tokio::test]
 async fn an_image_that_ten_objects_want_in_two_spellings_is_one_pull() {
     let runtime = FakeCri::start();
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     let names: Vec<String> = (0..10).map(|n| format!("cache-{n}")).collect();
     let objects: Vec<(&str, i32, &[&str])> = names
         .iter()
@@ -186,7 +95,7 @@ async fn an_edit_cancels_what_nobody_wants_and_starts_what_is_new() {
     for image in ["r.io/slow:1", "r.io/slow:2"] {
         runtime.on_pull(image, Pull::Hangs);
     }
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     agent.wants(&[("a", 0, &["r.io/slow:1", "r.io/slow:2", "r.io/next:1"])]);
     until_pulls(&runtime, 2).await;
     let report = agent.until("two pulls", |report| report.pulling == 2).await;
@@ -214,7 +123,7 @@ async fn a_higher_priority_goes_first() {
     for image in ["r.io/slow:1", "r.io/slow:2"] {
         runtime.on_pull(image, Pull::Hangs);
     }
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     agent.wants(&[
         ("low", -5, &["r.io/low:1"]),
         ("high", 5, &["r.io/slow:1", "r.io/slow:2"]),
@@ -232,7 +141,7 @@ async fn a_higher_priority_goes_first() {
 async fn a_runtime_that_goes_and_comes_back_costs_no_attempt() {
     let mut runtime = FakeCri::start();
     runtime.on_pull("r.io/a:1", Pull::Hangs);
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     agent.wants(&[("a", 0, &["r.io/a:1"])]);
     until_pulls(&runtime, 1).await;
     runtime.stop();
@@ -260,7 +169,7 @@ async fn a_failure_is_reported_with_its_reason_and_its_next_attempt() {
             "failed to resolve reference \"r.io/a:1\": r.io/a:1: not found".into(),
         ),
     );
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     agent.wants(&[("a", 0, &["r.io/a:1", "r.io/b:1"])]);
     let report = agent
         .until("both", |report| (report.ready, report.failed) == (1, 1))
@@ -281,7 +190,7 @@ async fn a_failure_is_reported_with_its_reason_and_its_next_attempt() {
 async fn the_agent_ends_at_once_also_when_a_pull_hangs() {
     let runtime = FakeCri::start();
     runtime.on_pull("r.io/a:1", Pull::Hangs);
-    let agent = Agent::start(&runtime);
+    let agent = start(&runtime);
     agent.wants(&[("a", 0, &["r.io/a:1"])]);
     until_pulls(&runtime, 1).await;
     agent.stop.cancel();

@@ -160,6 +160,8 @@ impl Bed {
         };
         let status = NodeImageCacheStatus {
             caches: vec![CacheReport {
+                done_bytes: 0,
+                total_bytes: 0,
                 namespace: "default".to_owned(),
                 name: cache.name_any(),
                 uid: cache.uid().unwrap(),
@@ -239,6 +241,7 @@ fn image(name: &str, state: ImageState, digest: Option<&str>) -> ImageReport {
         bytes: None,
         attempts: None,
         next_attempt: None,
+        progress: None,
         last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
         reason: (state == ImageState::Failed).then_some(Reason::NotFound),
         message: (state == ImageState::Failed).then(|| "no such tag".to_owned()),

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use imagecache_agent::runtime::{ImageChange, Lease, PullError, RuntimeError, Unavailable};
+use imagecache_agent::runtime::{
+    Containerd, ImageChange, Lease, Progress, PullError, PullProgress, RuntimeError, Unavailable,
+};
 use jiff::{SignedDuration, Timestamp};
 use lone_runtime::{LONG, on_every_version};
 use testbed::{ImageSpec, other_architecture, wait_for};
@@ -131,12 +133,12 @@ async fn a_pull_is_followed_in_bytes_up_to_the_size_of_its_image() {
         );
 
         let mut progress = containerd.progress(&ours.id);
-        assert_eq!(progress.look().await.unwrap().total_bytes, 0);
+        assert_eq!(look(&containerd, &mut progress).await.total_bytes, 0);
         node.proxy.limit(Some(2_000_000));
         let (mut seen, mut totals) = (Vec::new(), BTreeSet::new());
         let follow = async {
             loop {
-                let now = progress.look().await.unwrap();
+                let now = look(&containerd, &mut progress).await;
                 totals.insert(now.total_bytes);
                 seen.push(now);
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -146,7 +148,7 @@ async fn a_pull_is_followed_in_bytes_up_to_the_size_of_its_image() {
             pulled = node.runtime.pull(&reference, Some(&ours.id)) => drop(pulled.unwrap()),
             () = follow => {}
         }
-        let end = progress.look().await.unwrap();
+        let end = look(&containerd, &mut progress).await;
         let bytes = node.runtime.image(&reference).await.unwrap().unwrap().bytes;
         println!(
             "{}: {} looks, totals {totals:?}, end {end:?}",
@@ -188,7 +190,7 @@ async fn a_lease_keeps_what_a_dropped_pull_has_downloaded_until_it_is_discarded(
         node.proxy.limit(Some(3_000_000));
         let mut progress = containerd.progress(&ours.id);
         let begun = wait_for("some of it", LONG, async || {
-            let now = progress.look().await?;
+            let now = look(&containerd, &mut progress).await;
             ensure!(now.done_bytes > 2_000_000, "{now:?}");
             Ok(())
         });
@@ -196,7 +198,7 @@ async fn a_lease_keeps_what_a_dropped_pull_has_downloaded_until_it_is_discarded(
             pulled = node.runtime.pull(&reference, Some(&ours.id)) => panic!("{pulled:?}"),
             begun = begun => begun.unwrap(),
         }
-        let kept = containerd.progress(&ours.id).look().await.unwrap();
+        let kept = look(&containerd, &mut containerd.progress(&ours.id)).await;
         assert!(kept.done_bytes > 2_000_000, "{kept:?}");
 
         node.proxy.limit(None);
@@ -212,8 +214,18 @@ async fn a_lease_keeps_what_a_dropped_pull_has_downloaded_until_it_is_discarded(
         assert!(again < (8 << 20) - 1_500_000, "{again} bytes");
 
         containerd.discard_lease(&ours.id).await.unwrap();
-        let gone = containerd.progress(&ours.id).look().await.unwrap_err();
-        assert!(matches!(gone, RuntimeError::Failed { .. }), "{gone:?}");
+        let gone = look(&containerd, &mut containerd.progress(&ours.id)).await;
+        assert_eq!(gone, Progress::default());
+        assert_eq!(
+            containerd.ingests().await.unwrap(),
+            [],
+            "nothing of it is left"
+        );
     })
     .await;
+}
+
+async fn look(containerd: &Containerd, progress: &mut PullProgress) -> Progress {
+    let ingests = containerd.ingests().await.unwrap();
+    progress.look(&ingests).await.unwrap().progress
 }

@@ -9,6 +9,7 @@ mod keys;
 mod look;
 mod platform;
 mod pull;
+mod traffic;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,22 +23,24 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-pub use pull::Downloads;
+pub use traffic::Downloads;
 
 use crate::api::NodeImageCacheStatus;
 use crate::credentials::{NodeCredentials, Secrets};
-use crate::decide::desired::ImageKey;
+use crate::decide::desired::{Desired, ImageKey};
 use crate::decide::leases::lease_id;
 use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
-use crate::decide::spread::start_delay;
+use crate::decide::spread::{Spread, start_delay};
+use crate::decide::traffic::{Advance, Sight, Yielding};
 use crate::decide::world::{Failed, Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
-use crate::runtime::{Endpoint, Lease};
+use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
 use keys::Sources;
 use look::{Questions, questions};
 use pull::{Pull, Pulled};
+use traffic::{Overlook, Subject};
 use watch::{Observed, Session, Watch};
 
 /// How often a report is made while pulls run: each one looks at every wanted image.
@@ -60,6 +63,8 @@ pub struct Settings {
     pub endpoint: Endpoint,
     /// Pulls that may run at the same time. At least 1.
     pub max_parallel_pulls: usize,
+    /// Pulls make way while something else downloads images.
+    pub yield_to_pods: bool,
     /// The intervals.
     pub timing: Timing,
 }
@@ -69,8 +74,8 @@ pub struct Settings {
 pub struct Channels {
     /// What is wanted.
     pub inputs: channel::Receiver<Inputs>,
-    /// Within this time the pulls that follow a change begin, so that the nodes of a cluster do not all ask at once.
-    pub start_within: channel::Receiver<Duration>,
+    /// How this node shares registries and the API server with others.
+    pub spread: channel::Receiver<Spread>,
     /// The newest report. `None` until it is known what is wanted.
     pub reports: channel::Sender<Option<Arc<NodeImageCacheStatus>>>,
     /// Whether the runtime answers.
@@ -109,6 +114,15 @@ pub async fn run(
         node: NodeSources::new(channels.node.to_string()),
         ..World::default()
     };
+    let (subject, looked_at) = channel::channel(Subject::default());
+    let (seen, sight) = channel::channel(Arc::default());
+    let overlook = Overlook {
+        subject: looked_at,
+        seen,
+        downloads: channels.downloads.clone(),
+        every: settings.timing.traffic,
+    };
+    let overlook = tokio::spawn(overlook.run(shutdown.child_token()));
     let agent = Agent {
         settings,
         channels,
@@ -121,23 +135,24 @@ pub async fn run(
         pulls: JoinSet::new(),
         releases: JoinSet::new(),
         landed: mpsc::unbounded_channel(),
+        subject,
+        sight,
+        bytes_reported_at: None,
         cancels: BTreeMap::new(),
         resolved: BTreeMap::new(),
         ended: BTreeMap::new(),
         reported_at: None,
         inherited: None,
     };
-    // Whichever ends first: the agent ends at the shutdown, and the watch only with it or by a panic.
+    // Whichever ends first: the agent ends at the shutdown, and the other two only with it or by a panic.
     let agent = tokio::spawn(agent.run(shutdown.clone()));
-    tokio::pin!(watch, agent);
+    tokio::pin!(watch, overlook, agent);
     tokio::select! {
-        ended = &mut agent => ended?,
-        ended = &mut watch => {
-            ended?;
-            agent.await?;
-        }
+        ended = &mut agent => return ended,
+        ended = &mut watch => ended?,
+        ended = &mut overlook => ended?,
     }
-    Ok(())
+    agent.await
 }
 
 struct Agent {
@@ -156,6 +171,11 @@ struct Agent {
         mpsc::UnboundedSender<ImageKey>,
         mpsc::UnboundedReceiver<ImageKey>,
     ),
+    /// Which downloads to look at, and what was seen of them.
+    subject: channel::Sender<Subject>,
+    sight: channel::Receiver<Arc<Sight>>,
+    /// When it was last reported how far the pulls are.
+    bytes_reported_at: Option<Instant>,
     cancels: BTreeMap<ImageKey, CancellationToken>,
     /// The runtime's own names of images that it resolved itself.
     resolved: BTreeMap<ImageKey, Arc<str>>,
@@ -193,6 +213,10 @@ impl Agent {
                     Ok(()) => self.take_observed(),
                     Err(_) => break,
                 },
+                changed = self.sight.changed() => match changed {
+                    Ok(()) => self.take_sight(),
+                    Err(_) => break,
+                },
                 Some(ended) = self.pulls.join_next() => match ended {
                     Ok((key, pulled)) => self.take_pulled(&key, &pulled),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -217,7 +241,8 @@ impl Agent {
         let mut fresh = self.world.wants(desired(&inputs));
         fresh.extend(self.world.secrets_changed(&inputs.secrets));
         let node = inputs.node.known().map_or("", |node| &node.uid);
-        let delay = start_delay(node, &fresh, *self.channels.start_within.borrow());
+        let within = self.channels.spread.borrow().start_within;
+        let delay = start_delay(node, &fresh, within);
         self.world.wait_at_first(fresh, delay, self.now());
         self.inherited = inputs.reported;
         if let Known::Known(desired) = &self.world.desired {
@@ -278,6 +303,34 @@ impl Agent {
             }));
         }
         self.session = Some(session);
+    }
+
+    /// Downloads were looked at.
+    fn take_sight(&mut self) {
+        let now = self.now().monotonic;
+        let timing = &self.settings.timing;
+        let mut sight = Sight::clone(&self.sight.borrow_and_update());
+        if !self.settings.yield_to_pods {
+            sight.others.clear();
+        }
+        let containerd = self
+            .session
+            .as_ref()
+            .and_then(|session| session.containerd.as_ref());
+        let shared_slots = containerd.is_some_and(Containerd::shares_slots);
+        self.world.traffic.saw(&sight, shared_slots, now, timing);
+        for (key, advance) in self.world.traffic.tell(timing.tell_progress, now) {
+            let Advance { done, total, rate } = advance;
+            let seconds_left = advance.left().map(|left| left.as_secs());
+            info!(image = %key, bytes = done, of = total, bytes_per_second = rate.round(), seconds_left, "still pulling");
+        }
+        // A pull that is over before this costs no report of its own.
+        let every = self.channels.spread.borrow().progress;
+        let since = *self.bytes_reported_at.get_or_insert_with(Instant::now);
+        if since.elapsed() >= every {
+            self.world.report_bytes();
+            self.bytes_reported_at = Some(Instant::now());
+        }
     }
 
     fn take_pulled(&mut self, key: &ImageKey, pulled: &Pulled) {
@@ -341,7 +394,12 @@ impl Agent {
                 info!(image = %key, bytes = image.bytes, seconds, "pulled");
             }
             Outcome::Cancelled => {
-                info!(image = %key, "cancelled: nobody wants this image here any more");
+                let is_wanted = |desired: &Desired| desired.images.contains_key(key);
+                if self.world.desired.known().is_some_and(is_wanted) {
+                    info!(image = %key, "set aside: something else downloads images on this node");
+                } else {
+                    info!(image = %key, "cancelled: nobody wants this image here any more");
+                }
             }
             Outcome::RuntimeLost => {
                 debug!(image = %key, "the runtime went away during the pull");
@@ -363,7 +421,9 @@ impl Agent {
     /// Does what the plan says, reports, and says when to wake up next.
     fn act(&mut self) -> Instant {
         let now = self.now();
-        self.world.tend_leases(now.monotonic, &self.settings.timing);
+        let yielded = self.world.yielding;
+        self.world.tend(now.monotonic, &self.settings.timing);
+        self.tell_yielding(yielded);
         let plan = plan(&self.world, self.settings.max_parallel_pulls, now);
         for key in &plan.cancel {
             self.world.cancelled(key);
@@ -377,6 +437,7 @@ impl Agent {
         for key in plan.start {
             self.start(key, now);
         }
+        self.look_at(plan.more);
         let awaited = self.world.awaited_secrets();
         self.channels.awaited.send_if_modified(|before| {
             let changed = *before != awaited;
@@ -391,6 +452,47 @@ impl Agent {
             .min()
             .unwrap_or(timing.look_with_events + now.monotonic);
         (self.started + next).min(self.report())
+    }
+
+    fn tell_yielding(&self, before: Yielding) {
+        match (before, self.world.yielding) {
+            (before, now) if before == now => {}
+            (_, Yielding::Wholly) => {
+                info!("something else downloads images on this node: pulls make way");
+            }
+            (_, Yielding::OneAtATime) => {
+                info!(
+                    "something else still downloads images on this node: one image at a time is pulled"
+                );
+            }
+            (_, Yielding::No) => info!("the other downloads have ended: pulls go on"),
+        }
+    }
+
+    /// Has the downloads looked at while there is something to pull.
+    fn look_at(&mut self, more: bool) {
+        let session = self.session.as_ref();
+        let leases = self
+            .world
+            .pulls
+            .keys()
+            .map(|key| (key.clone(), lease_id(key).into()));
+        let subject = Subject {
+            containerd: session.and_then(|session| session.containerd.clone()),
+            leases: leases.collect(),
+            more,
+        };
+        if subject.is_idle() {
+            self.world.traffic.forget_others();
+            self.bytes_reported_at = None;
+        }
+        self.subject.send_if_modified(|before| {
+            let changed = before.leases != subject.leases
+                || before.more != more
+                || before.containerd.is_some() != subject.containerd.is_some();
+            *before = subject;
+            changed
+        });
     }
 
     fn release(&mut self, id: String) {
@@ -416,6 +518,7 @@ impl Agent {
         };
         let cancel = CancellationToken::new();
         let timing = &self.settings.timing;
+        let resumes = self.world.leases.is_held(&lease_id(&key));
         let lease = session.containerd.clone().map(|containerd| {
             let lease = Lease {
                 id: lease_id(&key),
@@ -442,11 +545,10 @@ impl Agent {
             },
             ask_first: !session.status.events,
             landed: self.landed.0.clone(),
-            downloads: self.channels.downloads.clone(),
         };
         info!(image = %key, "pulling");
         self.cancels.insert(key.clone(), cancel);
-        self.world.started(key.clone(), now);
+        self.world.started(key.clone(), resumes, now);
         self.pulls.spawn(async move { (key, pull.run().await) });
     }
 

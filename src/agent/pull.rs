@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -16,13 +14,7 @@ use crate::credentials::{Named, NodeReading};
 use crate::decide::desired::ImageKey;
 use crate::decide::world::{Failed, Outcome};
 use crate::decide::{PresentImage, SecretName};
-use crate::runtime::{Auth, Containerd, Lease, Progress, PullError, Runtime, RuntimeError};
-
-/// The pulls under way, and how far each is.
-pub type Downloads = BTreeMap<ImageKey, Progress>;
-
-/// How often a pull's bytes are asked for.
-const PROGRESS: Duration = Duration::from_millis(200);
+use crate::runtime::{Auth, Containerd, Lease, PullError, Runtime, RuntimeError};
 
 /// What a pull needs.
 #[derive(Debug)]
@@ -43,8 +35,6 @@ pub struct Pull {
     pub ask_first: bool,
     /// Where the pull tells that the runtime has the image: whatever waits for a slot need not wait for what follows.
     pub landed: mpsc::UnboundedSender<ImageKey>,
-    /// Where the pull tells its progress, if somebody looks.
-    pub downloads: Option<watch::Sender<Downloads>>,
 }
 
 /// What came of a pull.
@@ -184,7 +174,9 @@ impl Pull {
             debug!(image = %self.key, %error, "no lease: pulling without one");
             return self.pull_plainly(auth).await;
         }
-        let result = self.pull_and_tell(auth, containerd, &lease.id).await;
+        let name = self.question.reference.pull_form();
+        let pull = self.runtime.pull_as(auth, &name, Some(&lease.id));
+        let result = self.cancel.run_until_cancelled(pull).await;
         if let Some(Err(PullError::Failed { reason, .. })) = &result
             && let Err(error) = give_up(containerd, &lease.id, *reason).await
         {
@@ -197,41 +189,6 @@ impl Pull {
         let name = self.question.reference.pull_form();
         let pull = self.runtime.pull_as(auth, &name, None);
         self.cancel.run_until_cancelled(pull).await
-    }
-
-    async fn pull_and_tell(
-        &self,
-        auth: Option<Auth<'_>>,
-        containerd: &Containerd,
-        lease: &str,
-    ) -> Option<Result<String, PullError>> {
-        let name = self.question.reference.pull_form();
-        let pull = self.runtime.pull_as(auth, &name, Some(lease));
-        let Some(downloads) = &self.downloads else {
-            return self.cancel.run_until_cancelled(pull).await;
-        };
-        let mut progress = containerd.progress(lease);
-        let mut tick = interval(PROGRESS);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        tokio::pin!(pull);
-        let result = loop {
-            tokio::select! {
-                () = self.cancel.cancelled() => break None,
-                result = &mut pull => break Some(result),
-                _ = tick.tick() => {
-                    // The pull itself says what is wrong with the runtime, if anything is.
-                    if let Ok(now) = progress.look().await {
-                        downloads.send_modify(|downloads| {
-                            downloads.insert(self.key.clone(), now);
-                        });
-                    }
-                }
-            }
-        };
-        downloads.send_modify(|downloads| {
-            downloads.remove(&self.key);
-        });
-        result
     }
 }
 

@@ -118,6 +118,7 @@ impl Watch {
             endpoint: self.endpoint.to_string(),
             events: containerd.is_some(),
             progress: containerd.is_some(),
+            resume: containerd.is_some(),
         };
         let leases = match &containerd {
             Some(containerd) => containerd.leases().await?,

@@ -1,12 +1,14 @@
 //! `ImageCache`: which images are wanted on which nodes, and how far that is.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::interval::Interval;
 use super::schema::WithoutDefaultsAndNulls;
 
 /// Image lists, each for the nodes that its selector matches.
@@ -99,6 +101,24 @@ pub struct ImageCacheSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     #[schemars(range(min = -1000, max = 1000))]
     pub priority: i32,
+
+    /// A pull that makes no progress for this long is cancelled, and goes on later from where it ended: at least 1s; 5m by default.
+    /// There is no limit on how long a pull takes that moves.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[x_kube(validation = Rule::new("duration(self) >= duration('1s')").message("must be at least 1s, such as 90s or 5m"))]
+    pub pull_progress_timeout: PullProgressTimeout,
+}
+
+/// How long a pull may make no progress.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct PullProgressTimeout(pub Interval);
+
+impl Default for PullProgressTimeout {
+    fn default() -> Self {
+        Self(Interval(Duration::from_mins(5)))
+    }
 }
 
 /// A Secret of the type `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`.

@@ -6,6 +6,7 @@
 pub mod condition;
 pub mod credential;
 pub mod image_cache;
+mod interval;
 pub mod name;
 pub mod node_image_cache;
 pub mod reason;
@@ -16,6 +17,7 @@ pub use credential::{CredentialProblem, CredentialReason, NodeSource};
 pub use image_cache::{
     ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, LocalSecret, MatchExpression, Operator,
 };
+pub use interval::Interval;
 pub use name::NamespacedName;
 pub use node_image_cache::{NodeImageCache, NodeImageCacheStatus};
 pub use reason::{ImageState, Reason};

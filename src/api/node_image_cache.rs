@@ -50,6 +50,12 @@ pub const MAX_REPORTED_IMAGES: usize = 1000;
         description = "Images whose last attempt failed"
     ),
     printcolumn(
+        name = "Progress",
+        type_ = "string",
+        json_path = ".status.progress",
+        description = "How far the images are that are being pulled"
+    ),
+    printcolumn(
         name = "Runtime",
         type_ = "string",
         json_path = ".status.runtime.version",
@@ -78,6 +84,9 @@ pub struct NodeImageCacheStatus {
     pub pulling: i32,
     /// Images whose last attempt failed.
     pub failed: i32,
+    /// How far the images are that are being pulled, all together, as in `1.2 of 4.0 GiB`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<String>,
     /// One entry for each `ImageCache` that selects this node.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub caches: Vec<CacheReport>,
@@ -105,8 +114,10 @@ pub struct RuntimeStatus {
     pub endpoint: String,
     /// It tells at once when an image comes or goes. Otherwise the agent looks again at intervals.
     pub events: bool,
-    /// It tells how many bytes of an image have arrived.
+    /// It tells how many bytes of an image have arrived: so stalls are seen, and the downloads of others.
     pub progress: bool,
+    /// It keeps what an interrupted pull has downloaded.
+    pub resume: bool,
 }
 
 /// What the node has of one `ImageCache`.
@@ -123,6 +134,10 @@ pub struct CacheReport {
     pub observed_generation: i64,
     /// What the node is doing for it.
     pub state: NodeState,
+    /// Bytes of its images that the node has, those that are being pulled as far as they are.
+    pub done_bytes: i64,
+    /// Bytes of its images in all, as far as their sizes are known: an image's size is known once its pull has begun.
+    pub total_bytes: i64,
     /// The lists that select this node.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub lists: Vec<ListReport>,
@@ -176,6 +191,9 @@ pub struct ImageReport {
     /// When it is tried again, at the earliest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt: Option<Time>,
+    /// How far its pull is, renewed every 15 s or less often.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<ImageProgress>,
     /// When its state last changed.
     #[serde(default = "epoch")]
     pub last_transition_time: Time,
@@ -185,6 +203,16 @@ pub struct ImageReport {
     /// The same in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+/// How far the pull of an image is.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ImageProgress {
+    /// Bytes that are on the node.
+    pub done_bytes: i64,
+    /// Bytes in all.
+    pub total_bytes: i64,
 }
 
 fn epoch() -> Time {

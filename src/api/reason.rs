@@ -29,6 +29,8 @@ pub enum Reason {
     Queued,
     /// `spec.paused` is set.
     Paused,
+    /// Something else downloads images on this node, such as a pod that starts: it goes first.
+    Yielding,
     /// The runtime does not answer, or is not a CRI runtime.
     RuntimeUnavailable,
     /// It was there, and something other than this agent removed it.
@@ -52,7 +54,7 @@ pub enum Reason {
     Corrupt,
     /// The runtime's image policy refused the image.
     Verification,
-    /// The runtime cancelled the pull because it made no progress.
+    /// The pull made no progress for `spec.pullProgressTimeout`, or the runtime said so.
     Stalled,
     /// The disk filled up during the pull.
     NoSpace,
@@ -62,9 +64,10 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tests and documentation.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Queued,
         Self::Paused,
+        Self::Yielding,
         Self::RuntimeUnavailable,
         Self::Evicted,
         Self::InvalidReference,
@@ -87,6 +90,7 @@ impl Reason {
         match self {
             Self::Queued => "Queued",
             Self::Paused => "Paused",
+            Self::Yielding => "Yielding",
             Self::RuntimeUnavailable => "RuntimeUnavailable",
             Self::Evicted => "Evicted",
             Self::InvalidReference => "InvalidReference",

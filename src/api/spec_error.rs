@@ -1,6 +1,7 @@
 //! Reading a spec that may come from a newer version, or from a file that no API server has checked.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -73,6 +74,12 @@ impl ImageCacheSpec {
             return Err(SpecError::invalid(
                 "spec.priority",
                 "must be from -1000 to 1000",
+            ));
+        }
+        if self.pull_progress_timeout.0.0 < Duration::from_secs(1) {
+            return Err(SpecError::invalid(
+                "spec.pullProgressTimeout",
+                "must be at least 1s, such as 90s or 5m",
             ));
         }
         for (index, list) in self.cache_spec.iter().enumerate() {

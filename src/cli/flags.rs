@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use jiff::SignedDuration;
 
 use super::UsageError;
@@ -29,6 +29,19 @@ pub struct RuntimeFlags {
         default_value = "2"
     )]
     pub max_parallel_pulls: NonZeroUsize,
+
+    /// Make way while something else downloads images on this node, such as a pod that starts. Seen on containerd only.
+    #[arg(
+        long,
+        env = "IMAGECACHE_YIELD_TO_PODS",
+        value_name = "BOOL",
+        default_value_t = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set
+    )]
+    pub yield_to_pods: bool,
 
     /// Divides every delay before a repeated pull, for tests that wait for repetitions.
     #[arg(

@@ -234,6 +234,7 @@ mod tests {
                 bytes: None,
                 attempts: None,
                 next_attempt: None,
+                progress: None,
                 last_transition_time: whole_seconds(jiff::Timestamp::UNIX_EPOCH),
                 reason: Some(reason),
                 message: None,

@@ -36,6 +36,12 @@ impl Scale {
         most.min(Duration::from_millis(20) * self.nodes.saturating_sub(1))
     }
 
+    /// How often a node reports how far its pulls are.
+    #[must_use]
+    pub fn progress(self) -> Duration {
+        Duration::from_secs(15).max(Duration::from_millis(100) * self.nodes)
+    }
+
     /// How often an agent looks whether its own object is still there.
     #[must_use]
     pub fn own_object(self, timing: &Timing) -> Duration {

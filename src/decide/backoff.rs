@@ -34,6 +34,7 @@ pub fn delay(reason: Reason, failures: u32, timing: &Timing, chance: f64) -> Dur
         | Reason::PullFailed
         | Reason::Queued
         | Reason::Paused
+        | Reason::Yielding
         | Reason::RuntimeUnavailable => timing.unavailable.after(failures),
     };
     nominal.mul_f64(1.0 - JITTER + 2.0 * JITTER * chance.clamp(0.0, 1.0))

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::inputs::{CacheName, Inputs, Known, SecretName};
 use super::selector::selects;
@@ -38,6 +39,8 @@ pub struct Wanted {
     pub paused: bool,
     /// The pull secrets of everybody who wants it, each once.
     pub secrets: Vec<Arc<SecretName>>,
+    /// How long a pull of it may make no progress: as long as the most patient one allows.
+    pub patience: Duration,
 }
 
 /// An `ImageCache` that selects this node.
@@ -93,7 +96,7 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
             let want = |(position, written): (usize, &String)| {
                 let place = [place, index, position].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
                 let rank = (Reverse(spec.priority), place);
-                desired.want(written, rank, spec.paused, &secrets)
+                desired.want(written, rank, spec, &secrets)
             };
             let images = list.images.iter().enumerate().map(want).collect();
             lists.push(SelectedList { index, images });
@@ -122,9 +125,10 @@ impl Desired {
         &mut self,
         written: &str,
         rank: Rank,
-        paused: bool,
+        spec: &ImageCacheSpec,
         secrets: &[Arc<SecretName>],
     ) -> ImageKey {
+        let paused = spec.paused;
         let reference = Reference::parse(written).map_err(Box::new);
         let key = reference
             .as_ref()
@@ -134,6 +138,7 @@ impl Desired {
             rank,
             paused,
             secrets: secrets.to_vec(),
+            patience: spec.pull_progress_timeout.0.0,
         };
         match self.images.entry(key) {
             Entry::Vacant(entry) => {
@@ -147,6 +152,7 @@ impl Desired {
                 if (paused, rank) < (before.paused, before.rank) {
                     std::mem::swap(before, &mut wanted);
                 }
+                before.patience = before.patience.max(wanted.patience);
                 for secret in wanted.secrets {
                     if !before.secrets.contains(&secret) {
                         before.secrets.push(secret);

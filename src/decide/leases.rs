@@ -51,6 +51,12 @@ impl Leases {
         });
     }
 
+    /// Whether the runtime has this lease.
+    #[must_use]
+    pub fn is_held(&self, id: &str) -> bool {
+        self.held.contains_key(id)
+    }
+
     /// Says of each lease whether and when it is to be given up. Never while its pull runs.
     pub(super) fn tend(
         &mut self,

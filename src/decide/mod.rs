@@ -5,6 +5,7 @@
 //! comes to for the cluster ([`summary`]).
 
 pub mod backoff;
+mod bytes;
 pub mod credentials;
 pub mod desired;
 pub mod fleet;
@@ -21,6 +22,7 @@ pub mod selector;
 pub mod spread;
 pub mod summary;
 pub mod timing;
+pub mod traffic;
 pub mod world;
 
 pub use desired::{Desired, desired};

@@ -335,7 +335,7 @@ impl Model {
                 !self.world.pulls.contains_key(&key),
                 "{key} is started twice"
             );
-            self.world.started(key, now);
+            self.world.started(key, false, now);
         }
         let pulls = self.world.pulls.values();
         assert!(pulls.filter(|pull| !pull.landed).count() <= SLOTS);

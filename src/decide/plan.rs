@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::desired::{ImageKey, Rank};
 use super::registries::Scope;
-use super::world::{Now, Runtime, World};
+use super::traffic::Yielding;
+use super::world::{Now, Pull, Runtime, World};
 
 /// Repetitions that keep the image's own place in the order of pulls. Later ones go after everything
 /// that is tried for the first time: images that keep failing can hold up others only so often.
@@ -16,10 +17,12 @@ const REPETITIONS_IN_ORDER: u32 = 3;
 pub struct Plan {
     /// Pulls to start, the first one first.
     pub start: Vec<ImageKey>,
-    /// Pulls that nobody wants any more.
+    /// Pulls to end: nobody wants them any more, they have stalled, or they make way for others.
     pub cancel: Vec<ImageKey>,
     /// Leases that nothing needs any more.
     pub release: Vec<String>,
+    /// More is to be pulled than is started.
+    pub more: bool,
     /// When, on the monotonic clock, to plan again even if nothing happens.
     pub wake: Option<Duration>,
 }
@@ -45,10 +48,15 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         // What is wanted is not known: nothing is started, and nothing is cancelled either.
         return Plan::default();
     };
+    let yields = world.yielding == Yielding::Wholly;
+    let is_over = |key: &ImageKey, pull: &Pull| {
+        let is_wanted = desired.images.contains_key(key);
+        !pull.cancelled && (!is_wanted || pull.stalled.is_some() || (yields && !pull.landed))
+    };
     let cancel = world
         .pulls
         .iter()
-        .filter(|(key, pull)| !pull.cancelled && !desired.images.contains_key(*key))
+        .filter(|(key, pull)| is_over(key, pull))
         .map(|(key, _)| key.clone())
         .collect();
     if world.runtime != Runtime::Ready {
@@ -98,21 +106,29 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     }
     due.sort_unstable();
     let busy = world.pulls.iter().filter(|(_, pull)| !pull.landed);
-    let slots = max_parallel_pulls.saturating_sub(busy.clone().count());
+    let slots = match world.yielding {
+        Yielding::No => max_parallel_pulls,
+        Yielding::OneAtATime => 1,
+        Yielding::Wholly => 0,
+    };
+    let slots = slots.saturating_sub(busy.clone().count());
     let mut asked: BTreeSet<Scope> = busy
         .filter_map(|(key, _)| world.registries.hold(desired.images.get(key)?))
         .map(|(scope, _)| scope)
         .collect();
+    let waiting = due.len();
+    let start: Vec<_> = due
+        .into_iter()
+        .filter_map(|due| {
+            let is_first = due.scope.is_none_or(|scope| asked.insert(scope));
+            is_first.then_some(due.key)
+        })
+        .take(slots)
+        .cloned()
+        .collect();
     Plan {
-        start: due
-            .into_iter()
-            .filter_map(|due| {
-                let is_first = due.scope.is_none_or(|scope| asked.insert(scope));
-                is_first.then_some(due.key)
-            })
-            .take(slots)
-            .cloned()
-            .collect(),
+        more: waiting > start.len(),
+        start,
         cancel,
         release,
         wake,
@@ -158,6 +174,7 @@ mod tests {
                     rank: (Reverse(*priority), [0, 0, u32::try_from(position).unwrap()]),
                     paused: image.starts_with('!'),
                     secrets: Vec::new(),
+                    patience: Duration::from_mins(5),
                 },
             );
         }
@@ -188,7 +205,7 @@ mod tests {
     }
 
     fn fail(world: &mut World, image: &str, reason: Reason, now: Now) {
-        world.started(key(image), now);
+        world.started(key(image), false, now);
         let failed = Failed {
             reason,
             message: "no".into(),
@@ -223,17 +240,17 @@ mod tests {
         let mut down = world(&[("a", 0)], &[]);
         down.lost_runtime("gone".into());
         let mut unknown = world(&[("a", 0)], &[]);
-        unknown.started(key("b"), at(0));
+        unknown.started(key("b"), false, at(0));
         unknown.desired = Known::Unknown;
         let mut unwanted = world(&[("a", 0)], &[]);
-        unwanted.started(key("b"), at(0));
+        unwanted.started(key("b"), false, at(0));
         let mut ending = unwanted.clone();
         ending.cancelled(&key("b"));
         let mut running = world(&[("a", 0), ("b", 0)], &[]);
-        running.started(key("a"), at(0));
+        running.started(key("a"), false, at(0));
         let mut full = world(&[("a", 0), ("b", 0), ("c", 0)], &[]);
-        full.started(key("a"), at(0));
-        full.started(key("b"), at(0));
+        full.started(key("a"), false, at(0));
+        full.started(key("b"), false, at(0));
         let mut failed = world(&[("a", 0), ("b", 0)], &[]);
         fail(&mut failed, "a", Reason::NotFound, at(0));
         let mut never_asked = World::default();
@@ -331,7 +348,7 @@ mod tests {
             world.leases.hold(name.to_owned(), key(name), expires);
         }
         let plan_at = |world: &mut World, seconds| {
-            world.tend_leases(at(seconds).monotonic, &timing);
+            world.tend(at(seconds).monotonic, &timing);
             plan(world, 0, at(seconds))
         };
         let first = plan_at(&mut world, 100);
@@ -343,7 +360,7 @@ mod tests {
         );
         world.leases.release("b");
         assert_eq!(plan_at(&mut world, 699).release.len(), 0);
-        world.started(key("c"), at(699));
+        world.started(key("c"), false, at(699));
         assert_eq!(
             plan_at(&mut world, 700).release.len(),
             0,
@@ -367,7 +384,7 @@ mod tests {
     #[test]
     fn an_image_that_has_landed_needs_its_slot_no_more_and_is_not_started_again() {
         let mut world = world(&[("a", 0), ("b", 0)], &[]);
-        world.started(key("a"), at(1));
+        world.started(key("a"), false, at(1));
         assert_eq!(plan(&world, 1, at(2)).start, keys(&[]));
         world.landed(&key("a"));
         assert_eq!(plan(&world, 1, at(2)).start, keys(&["b"]));
@@ -395,7 +412,7 @@ mod tests {
             world.state(&key("a"), at(10), &timing).1,
             Some(Reason::Evicted)
         );
-        world.started(key("a"), at(10));
+        world.started(key("a"), false, at(10));
         world.ended(
             &key("a"),
             Outcome::Pulled(image_of(None)),
@@ -424,7 +441,7 @@ mod tests {
     #[test]
     fn an_image_for_another_platform_is_asked_for_again_after_a_while() {
         let mut world = world(&[("a", 0)], &[]);
-        world.started(key("a"), at(0));
+        world.started(key("a"), false, at(0));
         let timing = Timing::default();
         world.ended(
             &key("a"),
@@ -452,7 +469,7 @@ mod tests {
     #[test]
     fn a_lost_runtime_is_no_attempt() {
         let mut world = world(&[("a", 0)], &[]);
-        world.started(key("a"), at(0));
+        world.started(key("a"), false, at(0));
         world.ended(
             &key("a"),
             Outcome::RuntimeLost,

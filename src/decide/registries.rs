@@ -90,11 +90,12 @@ impl Registries {
     ) -> Option<News> {
         let reference = wanted.reference.as_ref().ok()?;
         let registry = reference.registry();
-        if failed.reason != Reason::RegistryUnavailable {
-            let freed = self.answered(wanted, failed.reason != Reason::RateLimited);
-            if failed.reason != Reason::RateLimited {
-                return freed;
-            }
+        match failed.reason {
+            Reason::RegistryUnavailable => {}
+            Reason::RateLimited => drop(self.answered(wanted, false)),
+            // These say nothing about the registry.
+            Reason::Stalled | Reason::Tls | Reason::PullFailed => return None,
+            _ => return self.answered(wanted, true),
         }
         let holds = self.held.entry(registry.to_owned()).or_default();
         let before = if failed.reason == Reason::RateLimited {
@@ -179,6 +180,7 @@ mod tests {
             reference: Ok(Reference::parse(image).unwrap()),
             rank: (Reverse(0), [0; 3]),
             paused: false,
+            patience: Duration::from_mins(5),
             secrets: secrets
                 .iter()
                 .map(|name| {

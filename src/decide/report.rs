@@ -1,9 +1,10 @@
 //! What a node reports: per image, per `ImageCache`, and what stands in the way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::bytes::of;
 use super::desired::{Desired, ImageKey, SelectedCache};
 use super::inputs::Known;
 use super::timing::Timing;
@@ -11,8 +12,8 @@ use super::world::{Now, Runtime, State, World};
 use crate::api::condition::{condition, whole_seconds};
 use crate::api::image_cache::NodeState;
 use crate::api::node_image_cache::{
-    CacheReport, Failure, ImageReport, ListReport, MAX_REPORTED_IMAGES, NodeImageCacheStatus,
-    RuntimeStatus,
+    CacheReport, Failure, ImageProgress, ImageReport, ListReport, MAX_REPORTED_IMAGES,
+    NodeImageCacheStatus, RuntimeStatus,
 };
 use crate::api::{ImageState, Reason};
 
@@ -65,6 +66,7 @@ pub fn report(
     };
     let (images, images_omitted) = images(world, &states, previous, now);
     let credentials = world.credentials();
+    let bytes = |key: &ImageKey| bytes(world, key);
     let conditions = previous
         .map(|report| report.conditions.as_slice())
         .unwrap_or_default();
@@ -74,7 +76,8 @@ pub fn report(
         total: length(states.len()),
         pulling: count(ImageState::Pulling),
         failed: count(ImageState::Failed),
-        caches: caches(desired, &states),
+        progress: progress(world, &states),
+        caches: caches(desired, &states, bytes),
         images,
         images_omitted,
         conditions: [
@@ -91,7 +94,35 @@ pub fn report(
     })
 }
 
-fn caches(desired: &Desired, states: &States) -> Vec<CacheReport> {
+/// Bytes of an image that the node has, and in all. Nothing of an image whose size is not known.
+fn bytes(world: &World, key: &ImageKey) -> (u64, u64) {
+    let present = world.image(key).map(|image| (image.bytes, image.bytes));
+    let pulled = world.reported_bytes.get(key).copied();
+    present.or(pulled).unwrap_or_default()
+}
+
+/// How far the images are that are being pulled, all together.
+fn progress(world: &World, states: &States) -> Option<String> {
+    let pulling = states
+        .keys()
+        .filter_map(|key| world.reported_bytes.get(key));
+    let (done, total) = pulling.fold((0, 0), |(done, total), more| {
+        (done + more.0, total + more.1)
+    });
+    (total > 0).then(|| of(done, total))
+}
+
+fn caches(
+    desired: &Desired,
+    states: &States,
+    bytes: impl Fn(&ImageKey) -> (u64, u64),
+) -> Vec<CacheReport> {
+    let sum = |cache: &SelectedCache| {
+        let keys: BTreeSet<_> = cache.images().map(|(_, key)| key).collect();
+        let both = keys.into_iter().map(&bytes);
+        let (done, total) = both.fold((0, 0), |sum, both| (sum.0 + both.0, sum.1 + both.1));
+        [done, total].map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX))
+    };
     desired
         .caches
         .iter()
@@ -101,6 +132,8 @@ fn caches(desired: &Desired, states: &States) -> Vec<CacheReport> {
             uid: cache.uid.clone(),
             observed_generation: cache.generation,
             state: node_state(cache, states),
+            done_bytes: sum(cache)[0],
+            total_bytes: sum(cache)[1],
             lists: cache
                 .lists
                 .iter()
@@ -197,6 +230,13 @@ fn images(
                     .then_some(next_attempt)
                     .flatten()
                     .map(Time),
+                progress: world.reported_bytes.get(*key).map(|(done, total)| {
+                    let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+                    ImageProgress {
+                        done_bytes: bytes(*done),
+                        total_bytes: bytes(*total),
+                    }
+                }),
                 last_transition_time: since,
                 reason: *reason,
                 message: message.as_deref().map(str::to_owned),
@@ -374,7 +414,7 @@ mod tests {
         let timing = Timing::default();
         let mut world = world(&[A]);
         look(&mut world, &[], at(0));
-        world.started(A.into(), at(0));
+        world.started(A.into(), false, at(0));
         let failed = Failed {
             reason: Reason::NotFound,
             message: "no such tag".into(),
@@ -386,7 +426,7 @@ mod tests {
             (Some(1), ImageState::Failed)
         );
         assert!(first.images[0].next_attempt.is_some());
-        world.started(A.into(), at(61));
+        world.started(A.into(), false, at(61));
         assert_eq!(say(&world, Some(&first), at(62)), first);
         assert_eq!(
             world.state_changes_at(&timing, at(62)),
@@ -408,7 +448,7 @@ mod tests {
         };
         let answer = [(A.into(), Some(Arc::new(foreign)))].into();
         world.has(answer, at(0), &timing, 0.5);
-        world.started(A.into(), at(61));
+        world.started(A.into(), false, at(61));
         let state = |world: &World, at| world.state(&A.into(), at, &timing).0;
         assert_eq!(state(&world, at(62)), ImageState::Failed);
         let changes = world.state_changes_at(&timing, at(62));

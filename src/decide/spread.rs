@@ -4,6 +4,15 @@ use std::time::Duration;
 
 use super::desired::ImageKey;
 
+/// How the node shares registries and the API server with all the others.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Spread {
+    /// Within this time the pulls that follow a change begin.
+    pub start_within: Duration,
+    /// How often it is reported how far pulls are.
+    pub progress: Duration,
+}
+
 /// FNV-1a: what the standard library hashes with may change with its version.
 #[must_use]
 pub fn hash(text: &str) -> u64 {

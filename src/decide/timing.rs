@@ -55,6 +55,18 @@ pub struct Timing {
     pub lease_spare: Duration,
     /// How long what was downloaded is kept after nobody wants the image any more: an edit may be mended.
     pub lease_kept: Duration,
+    /// How often the node's downloads are looked at, while there is something to pull.
+    pub traffic: Duration,
+    /// How long unpacking may make no progress: no new layer is begun.
+    pub unpack: Duration,
+    /// Own pulls go on this long after the downloads of others have ended.
+    pub yield_after: Duration,
+    /// After making way wholly for this long, one image at a time is pulled.
+    pub yield_wholly: Duration,
+    /// Nobody makes way for a download that has not moved for this long.
+    pub others_stand_still: Duration,
+    /// How often the log tells how far a pull is.
+    pub tell_progress: Duration,
     /// A failed attempt is reported as failed until its repetition has run this long, so that quick
     /// repetitions cost no status writes.
     pub retry_is_pulling_after: Duration,
@@ -119,6 +131,12 @@ impl Default for Timing {
             lease: Duration::from_hours(7 * 24),
             lease_spare: Duration::from_hours(24),
             lease_kept: Duration::from_mins(10),
+            traffic: Duration::from_secs(1),
+            unpack: Duration::from_hours(1),
+            yield_after: Duration::from_secs(5),
+            yield_wholly: Duration::from_mins(10),
+            others_stand_still: Duration::from_mins(1),
+            tell_progress: Duration::from_secs(30),
             retry_is_pulling_after: Duration::from_secs(3),
             not_found: Doubling::seconds(60, 30 * 60),
             unauthorized: Doubling::seconds(60, 10 * 60),

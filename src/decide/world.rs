@@ -15,6 +15,7 @@ use super::node_sources::NodeSources;
 use super::pull_secrets::PullSecrets;
 use super::registries::{News, Registries};
 use super::timing::Timing;
+use super::traffic::{Traffic, Yielding};
 use super::{backoff, credentials};
 use crate::api::{CredentialProblem, ImageState, NodeSource, Reason};
 
@@ -61,7 +62,7 @@ pub enum Runtime {
 }
 
 /// A pull that is under way.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pull {
     /// When it began.
     pub since: Duration,
@@ -69,6 +70,8 @@ pub struct Pull {
     pub cancelled: bool,
     /// The runtime has the image, and is being asked what it is: the slot is free.
     pub landed: bool,
+    /// It makes no progress, and why that is so in a sentence.
+    pub stalled: Option<String>,
 }
 
 /// A failed attempt.
@@ -129,6 +132,12 @@ pub struct World {
     pub registries: Registries,
     /// What is known of the node's own credentials.
     pub node: NodeSources,
+    /// The node's downloads.
+    pub traffic: Traffic,
+    /// How far pulls make way for the downloads of others.
+    pub yielding: Yielding,
+    /// How far the pulls were when that was last reported: bytes on the disk, and in all.
+    pub reported_bytes: BTreeMap<ImageKey, (u64, u64)>,
 }
 
 impl World {
@@ -258,22 +267,41 @@ impl World {
         self.runtime = Runtime::Taken(why);
     }
 
-    /// Says which leases are to be given up, once it is known what is wanted.
-    pub fn tend_leases(&mut self, now: Duration, timing: &Timing) {
-        if let Known::Known(desired) = &self.desired {
-            let (asked, pulls) = (&self.asked, &self.pulls);
-            self.leases.tend(desired, asked, pulls, now, timing);
+    /// Says which leases are to be given up and which pulls have stalled, once it is known what is wanted, and how far pulls make way.
+    pub fn tend(&mut self, now: Duration, timing: &Timing) {
+        self.yielding = self.traffic.yielding(now, timing);
+        let Known::Known(desired) = &self.desired else {
+            return;
+        };
+        for (key, pull) in &mut self.pulls {
+            let patience = desired.images.get(key).map(|wanted| wanted.patience);
+            if let Some(patience) = patience
+                && pull.stalled.is_none()
+                && !pull.landed
+            {
+                pull.stalled = self.traffic.stalled(key, patience, now, timing);
+            }
         }
+        self.leases
+            .tend(desired, &self.asked, &self.pulls, now, timing);
     }
 
-    /// A pull was started.
-    pub fn started(&mut self, key: ImageKey, now: Now) {
+    /// From now on this is reported of how far the pulls are.
+    pub fn report_bytes(&mut self) {
+        let known = self.traffic.bytes().filter(|(_, (_, total))| *total > 0);
+        self.reported_bytes = known.map(|(key, bytes)| (key.clone(), bytes)).collect();
+    }
+
+    /// A pull was started. `resumes`: an earlier attempt has left something.
+    pub fn started(&mut self, key: ImageKey, resumes: bool, now: Now) {
+        self.traffic.began(key.clone(), resumes, now.monotonic);
         self.pulls.insert(
             key,
             Pull {
                 since: now.monotonic,
                 cancelled: false,
                 landed: false,
+                stalled: None,
             },
         );
     }
@@ -301,10 +329,17 @@ impl World {
         timing: &Timing,
         chance: f64,
     ) -> Option<News> {
-        let began = self
-            .pulls
-            .remove(key)
-            .map_or(now.monotonic, |pull| pull.since);
+        let pull = self.pulls.remove(key);
+        self.traffic.ended(key);
+        self.reported_bytes.remove(key);
+        let began = pull.as_ref().map_or(now.monotonic, |pull| pull.since);
+        let outcome = match (outcome, pull.and_then(|pull| pull.stalled)) {
+            (Outcome::Cancelled, Some(message)) => Outcome::Failed(Failed {
+                reason: Reason::Stalled,
+                message,
+            }),
+            (outcome, _) => outcome,
+        };
         let news = self.registry_heard(key, &outcome, began, now, timing, chance);
         let wanted = self
             .desired
@@ -443,6 +478,9 @@ impl World {
         if let Runtime::Down(why) | Runtime::Taken(why) = &self.runtime {
             return waiting(Reason::RuntimeUnavailable, why.clone());
         }
+        if self.yielding == Yielding::Wholly {
+            return waiting(Reason::Yielding, YIELDING);
+        }
         if evicted {
             return waiting(Reason::Evicted, EVICTED);
         }
@@ -491,6 +529,10 @@ impl World {
 
 /// What to look at when images disappear.
 const EVICTED: &str = "something else on the node removed this image: look at the kubelet's imageGCHighThresholdPercent and imageMaximumGCAge, and at image cleaners";
+
+/// Why nothing is pulled although nothing is wrong.
+const YIELDING: &str =
+    "something else is downloading images on this node, such as a pod that starts: it goes first";
 
 fn failed(reason: Reason, message: impl Into<Cow<'static, str>>) -> State {
     (ImageState::Failed, Some(reason), Some(message.into()))

@@ -68,6 +68,8 @@ struct CacheEntry {
     observed_generation: i64,
     #[serde(deserialize_with = "known")]
     state: Option<NodeState>,
+    done_bytes: u64,
+    total_bytes: u64,
     lists: Vec<ListReport>,
     failures: Vec<FailureEntry>,
 }
@@ -153,6 +155,7 @@ impl CacheEntry {
             uid: self.uid,
             generation: self.observed_generation,
             state: self.state.unwrap_or_default(),
+            bytes: (self.done_bytes, self.total_bytes),
             lists: self.lists.iter().map(Into::into).collect(),
             failures: self.failures.into_iter().map(failure).collect(),
         }
@@ -325,6 +328,7 @@ mod tests {
             bytes: Some(1),
             attempts: None,
             next_attempt: None,
+            progress: None,
             last_transition_time: Time(Timestamp::UNIX_EPOCH),
             reason,
             message: Some("a text".to_owned()),

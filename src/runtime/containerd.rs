@@ -68,6 +68,17 @@ impl Containerd {
         &self.version
     }
 
+    /// Whether all pulls together share the few layers that it downloads at once, as from version 2 on. Before, each pull has its own.
+    #[must_use]
+    pub fn shares_slots(&self) -> bool {
+        let version = self.version.trim_start_matches('v');
+        let major = version
+            .split('.')
+            .next()
+            .and_then(|major| major.parse::<u32>().ok());
+        major.is_none_or(|major| major >= 2)
+    }
+
     /// Creates a lease for an image. One that exists already stays as it is: its labels, the
     /// time among them, cannot be changed.
     pub async fn create_lease(&self, lease: &Lease) -> Result<(), RuntimeError> {

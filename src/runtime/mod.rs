@@ -28,4 +28,4 @@ pub use images::{
     Auth, Container, Image, ImageFilesystem, Platform, Runtime, RuntimeCondition, Version,
 };
 pub use lock::{LockError, SocketLock, lock};
-pub use progress::{Progress, PullProgress};
+pub use progress::{Download, Ingest, Progress, PullProgress};

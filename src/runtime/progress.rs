@@ -15,9 +15,7 @@ use super::connect::MAX_ANSWER_BYTES;
 use super::containerd::{Containerd, namespaced};
 use super::error::RuntimeError;
 use super::proto::containerd::content::content_client::ContentClient;
-use super::proto::containerd::content::{
-    self, InfoRequest, ListStatusesRequest, ReadContentRequest,
-};
+use super::proto::containerd::content::{InfoRequest, ListStatusesRequest, ReadContentRequest};
 
 /// containerd refuses larger manifests too.
 const MAX_MANIFEST_BYTES: i64 = 8 << 20;
@@ -36,6 +34,30 @@ pub struct Progress {
     ///
     /// [`Image::bytes`]: super::Image::bytes
     pub total_bytes: u64,
+}
+
+/// A download that has not ended: of a layer, a configuration, a manifest.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Ingest {
+    /// What is downloaded, as in `layer-sha256:…`. Two pulls that need the same share it.
+    pub name: String,
+    /// Bytes on the disk. A running one moves in steps of 1 MiB, and stands at 0 below the first.
+    pub offset: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// What a pull's lease shows of it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Download {
+    /// How far it is.
+    pub progress: Progress,
+    /// Its downloads that have not ended. Versions before 2 list only those whose turn has come.
+    pub ingests: Vec<Ingest>,
+    /// How many of its downloads are complete.
+    pub complete: usize,
+    /// How many snapshots it has: unpacking a layer makes one, and shows nowhere else.
+    pub snapshots: usize,
 }
 
 /// Follows one pull by its lease. Its numbers never go back.
@@ -72,6 +94,24 @@ struct Descriptor {
 }
 
 impl Containerd {
+    /// Every download that is under way on this node, or was interrupted and is kept.
+    pub async fn ingests(&self) -> Result<Vec<Ingest>, RuntimeError> {
+        let request = namespaced(ListStatusesRequest {
+            filters: Vec::new(),
+        });
+        let answer = async { self.content_client().list_statuses(request).await };
+        let statuses = self.call("list downloads", answer).await?.statuses;
+        let bytes = |count| u64::try_from(count).unwrap_or(0);
+        Ok(statuses
+            .into_iter()
+            .map(|status| Ingest {
+                offset: bytes(status.offset),
+                total: bytes(status.total),
+                name: status.r#ref,
+            })
+            .collect())
+    }
+
     /// Follows the pull that runs under this lease.
     #[must_use]
     pub fn progress(&self, lease: &str) -> PullProgress {
@@ -89,47 +129,35 @@ impl Containerd {
 }
 
 impl PullProgress {
-    /// Asks containerd once: two short calls, and for each manifest two more.
-    pub async fn look(&mut self) -> Result<Progress, RuntimeError> {
+    /// Asks what the lease holds, one short call and two more for each manifest; `ingests` are those of the node, asked for just before.
+    pub async fn look(&mut self, ingests: &[Ingest]) -> Result<Download, RuntimeError> {
         let resources = self.containerd.resources(&self.lease).await?;
-        let ingests = self.ingests().await?;
-        let (mut complete, mut refs) = (BTreeSet::new(), BTreeSet::new());
+        let (mut complete, mut refs, mut snapshots) = (BTreeSet::new(), BTreeSet::new(), 0);
         for resource in resources {
             match resource.r#type.as_str() {
-                "content" => complete.insert(resource.id),
-                "ingests" => refs.insert(resource.id),
-                _ => false,
-            };
+                "content" => drop(complete.insert(resource.id)),
+                "ingests" => drop(refs.insert(resource.id)),
+                _ => snapshots += 1,
+            }
         }
         for digest in &complete {
             self.read(digest).await?;
         }
-        let ours = ingests.iter().filter(|ingest| refs.contains(&ingest.r#ref));
-        let now = self.image.progress(&complete, ours);
+        let ours = ingests.iter().filter(|ingest| refs.contains(&ingest.name));
+        let ours: Vec<_> = ours.cloned().collect();
+        let now = self.image.progress(&complete, &ours);
         self.latest.done_bytes = self.latest.done_bytes.max(now.done_bytes);
         self.latest.total_bytes = self
             .latest
             .total_bytes
             .max(now.total_bytes)
             .max(self.latest.done_bytes);
-        Ok(self.latest)
-    }
-
-    async fn ingests(&self) -> Result<Vec<content::Status>, RuntimeError> {
-        let request = namespaced(ListStatusesRequest {
-            filters: Vec::new(),
-        });
-        let answer = async {
-            self.containerd
-                .content_client()
-                .list_statuses(request)
-                .await
-        };
-        Ok(self
-            .containerd
-            .call("list downloads", answer)
-            .await?
-            .statuses)
+        Ok(Download {
+            progress: self.latest,
+            ingests: ours,
+            complete: complete.len(),
+            snapshots,
+        })
     }
 
     /// Learns the image's parts, if this is its manifest.
@@ -191,11 +219,7 @@ impl Parts {
         }
     }
 
-    fn progress<'a>(
-        &self,
-        complete: &BTreeSet<String>,
-        ingests: impl Iterator<Item = &'a content::Status>,
-    ) -> Progress {
+    fn progress(&self, complete: &BTreeSet<String>, ingests: &[Ingest]) -> Progress {
         if !self.whole {
             return Progress::default();
         }
@@ -203,10 +227,10 @@ impl Parts {
         let mut done: BTreeMap<&str, u64> = BTreeMap::new();
         for ingest in ingests {
             // "layer-sha256:…"
-            if let Some((_, digest)) = ingest.r#ref.split_once('-')
+            if let Some((_, digest)) = ingest.name.split_once('-')
                 && let Some(size) = self.sizes.get(digest)
             {
-                done.insert(digest, u64::try_from(ingest.offset).unwrap_or(0).min(*size));
+                done.insert(digest, ingest.offset.min(*size));
             }
         }
         for digest in complete {
@@ -229,16 +253,17 @@ mod tests {
     const MANIFEST: &[u8] = br#"{"config":{"digest":"sha256:c","size":10},
         "layers":[{"digest":"sha256:1","size":1000},{"digest":"sha256:2","size":2000},{"digest":"sha256:1","size":1000}]}"#;
 
-    fn ingest(name: &str, offset: i64) -> content::Status {
-        content::Status {
-            r#ref: name.to_owned(),
+    fn ingest(name: &str, offset: u64) -> Ingest {
+        Ingest {
+            name: name.to_owned(),
             offset,
+            total: 2000,
         }
     }
 
-    fn progress(parts: &Parts, complete: &[&str], ingests: &[content::Status]) -> (u64, u64) {
+    fn progress(parts: &Parts, complete: &[&str], ingests: &[Ingest]) -> (u64, u64) {
         let complete = complete.iter().map(|digest| (*digest).to_owned()).collect();
-        let progress = parts.progress(&complete, ingests.iter());
+        let progress = parts.progress(&complete, ingests);
         (progress.done_bytes, progress.total_bytes)
     }
 

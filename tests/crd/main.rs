@@ -61,6 +61,7 @@ async fn a_spec_that_cannot_be_meant_is_refused_with_the_field_and_the_cause() {
         refused::secrets(),
         refused::labels(),
         refused::expressions(),
+        refused::lengths_of_time(),
     ]
     .concat()
     {

@@ -341,3 +341,21 @@ pub fn of_lists(lists: usize, images: usize) -> Value {
     };
     json!({ "cacheSpec": (0..lists).map(list).collect::<Vec<_>>() })
 }
+
+/// Fields of the spec beside its lists.
+pub fn lengths_of_time() -> Vec<Row> {
+    vec![
+        (
+            "a timeout that is no length of time",
+            json!({ "cacheSpec": [{ "images": ["a"] }], "pullProgressTimeout": "5 minutes" }),
+            "spec.pullProgressTimeout",
+            "should match",
+        ),
+        (
+            "a timeout of nothing",
+            json!({ "cacheSpec": [{ "images": ["a"] }], "pullProgressTimeout": "0s" }),
+            "spec.pullProgressTimeout",
+            "must be at least 1s, such as 90s or 5m",
+        ),
+    ]
+}

@@ -25,6 +25,7 @@ use super::{UsageError, block_on, say, terminated};
 use crate::agent::{self, Channels, Downloads, Settings};
 use crate::api::NodeImageCacheStatus;
 use crate::credentials::{DockerFiles, NoCluster, NodeCredentials};
+use crate::decide::spread::Spread;
 use crate::decide::world::Runtime;
 use crate::decide::{Caches, Inputs, Known, Node, desired};
 use crate::runtime::{Endpoint, discover};
@@ -35,6 +36,12 @@ use screen::Screen;
 
 /// How long a runtime may stay away: long enough for one that is starting.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(30);
+
+/// There is no cluster to share anything with.
+const ALONE: Spread = Spread {
+    start_within: Duration::ZERO,
+    progress: Duration::from_secs(1),
+};
 
 /// Pull images onto this machine, without a cluster.
 ///
@@ -231,6 +238,7 @@ async fn work(
     let settings = Settings {
         endpoint,
         max_parallel_pulls: flags.runtime.max_parallel_pulls.get(),
+        yield_to_pods: flags.runtime.yield_to_pods,
         timing: flags.runtime.timing(),
     };
     // Held until the end: an agent that nobody can tell anything any more stops.
@@ -240,7 +248,7 @@ async fn work(
     let (downloads, mut downloading) = watch::channel(Downloads::new());
     let channels = Channels {
         inputs: told,
-        start_within: watch::channel(Duration::ZERO).1,
+        spread: watch::channel(ALONE).1,
         reports,
         runtime,
         downloads: Some(downloads),

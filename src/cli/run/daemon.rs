@@ -19,6 +19,7 @@ use crate::cli::{UsageError, terminated};
 use crate::cluster::{self, Cluster, ClusterSecrets, Scale, lease};
 use crate::credentials::NodeCredentials;
 use crate::decide::Inputs;
+use crate::decide::spread::Spread;
 use crate::decide::world::Runtime;
 use crate::rollup;
 use crate::runtime::{Endpoint, discover};
@@ -154,9 +155,13 @@ impl Daemon<'_> {
         });
 
         let most = self.flags.max_start_jitter;
-        let (start, start_within) = watch::channel(Scale::default().start_within(most));
-        self.follow("start jitter", scale.clone(), move |scale| {
-            start.send_replace(scale.start_within(most));
+        let spread_of = move |scale: Scale| Spread {
+            start_within: scale.start_within(most),
+            progress: scale.progress(),
+        };
+        let (spread, spread_now) = watch::channel(spread_of(*scale.borrow()));
+        self.follow("spread", scale.clone(), move |scale| {
+            spread.send_replace(spread_of(*scale));
         });
 
         let secrets = Arc::new(ClusterSecrets::new(&self.cluster, &self.flags.namespace));
@@ -177,11 +182,12 @@ impl Daemon<'_> {
             let settings = Settings {
                 endpoint,
                 max_parallel_pulls: flags.max_parallel_pulls.get(),
+                yield_to_pods: flags.yield_to_pods,
                 timing: flags.timing(),
             };
             let channels = Channels {
                 inputs: told,
-                start_within,
+                spread: spread_now,
                 reports,
                 runtime,
                 downloads: None,

@@ -40,6 +40,8 @@ pub struct Entry {
     pub generation: i64,
     /// What the node is doing for it.
     pub state: NodeState,
+    /// Bytes of its images that the node has, and in all as far as that is known.
+    pub bytes: (u64, u64),
     /// The lists that it took as meant for it, sorted by their position.
     pub lists: Vec<List>,
     /// The first failures.

@@ -9,6 +9,7 @@ use super::view::{Selected, View};
 use crate::api::SpecError;
 use crate::api::condition::{condition, find};
 use crate::api::image_cache::NodeState;
+use crate::decide::bytes::of;
 use crate::decide::inputs::Cache;
 
 /// What a condition says, apart from its type, generation and time.
@@ -178,7 +179,8 @@ fn progressing(view: &View) -> Said {
     }
     if view.count(NodeState::Pulling) > 0 {
         let pulling = view.in_state(NodeState::Pulling);
-        let clauses = some(pulling.map(Selected::clause));
+        let mut clauses = vec![advance(view)];
+        clauses.extend(some(pulling.map(Selected::clause)));
         return Said::new(true, "Pulling", &clauses);
     }
     if !view.nodes.iter().all(is_done) {
@@ -200,6 +202,22 @@ fn progressing(view: &View) -> Said {
             Said::new(true, "Waiting", &[waits])
         }
         _ => nothing("every node that can be reached has its images"),
+    }
+}
+
+/// How far all nodes are together. An image's bytes are known once its pull has begun.
+fn advance(view: &View) -> String {
+    let sum = |of: fn(&Selected) -> usize| view.nodes.iter().map(of).sum::<usize>();
+    let (ready, total) = (sum(|node| node.ready), sum(|node| node.total));
+    let bytes = view.nodes.iter().fold((0_u64, 0_u64), |(done, all), node| {
+        let (more, of) = node.bytes;
+        (done.saturating_add(more), all.saturating_add(of))
+    });
+    let nodes = Counted(view.nodes.len(), "node");
+    let said = format!("{ready} of {total} images are there on {nodes}");
+    match bytes {
+        (_, 0) => said,
+        (done, all) => format!("{said}, {}", of(done, all)),
     }
 }
 

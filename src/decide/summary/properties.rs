@@ -98,6 +98,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         lists,
     )
         .prop_map(|(uid, generation, state, lists)| Entry {
+            bytes: (0, 0),
             uid: uid.to_owned(),
             generation,
             state,

@@ -105,6 +105,7 @@ impl Cluster {
             total,
         };
         let entry = Entry {
+            bytes: (0, 0),
             uid: UID.to_owned(),
             generation,
             state: match (

@@ -45,6 +45,8 @@ pub struct Selected<'a> {
     pub state: NodeState,
     pub ready: usize,
     pub total: usize,
+    /// Bytes of its images that it has, and in all as far as that is known.
+    pub bytes: (u64, u64),
     pub cause: Cause<'a>,
     pub reported: i64,
 }
@@ -101,6 +103,7 @@ impl<'a> View<'a> {
             state: verdict.state,
             ready: current.map_or(found.ready, Entry::ready),
             total: specs.map(|list| list.images.len()).sum(),
+            bytes: current.map_or((0, 0), |entry| entry.bytes),
             cause,
             reported: entry.map_or(0, |entry| entry.generation),
         });

@@ -57,6 +57,7 @@ impl Desk {
 
     fn report(&mut self, node: &str, cache: &str, generation: i64, ready: bool) {
         let entry = Entry {
+            bytes: (0, 0),
             uid: cache.to_owned(),
             generation,
             state: if ready {

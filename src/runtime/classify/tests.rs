@@ -215,6 +215,7 @@ fn the_reasons_that_a_pull_can_have_are_all_recorded() {
     let own = [
         Reason::Queued,
         Reason::Paused,
+        Reason::Yielding,
         Reason::RuntimeUnavailable,
         Reason::Evicted,
     ];

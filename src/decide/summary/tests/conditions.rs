@@ -104,7 +104,7 @@ fn progressing_says_what_is_going_on() {
             done()
                 .node("n2")
                 .reports("n2", 2, &[(0, 0, 1)], &[("a", Pulling, "", "", "")]),
-            "True Pulling: n2 is pulling (0 of 1 images)",
+            "True Pulling: 1 of 2 images are there on 2 nodes; n2 is pulling (0 of 1 images)",
         ),
         (
             one(),
@@ -221,6 +221,7 @@ fn a_failure_that_the_report_leaves_out_is_still_told_of() {
         message: "x509".to_owned(),
     };
     let entry = Entry {
+        bytes: (0, 0),
         uid: UID.to_owned(),
         generation: 2,
         state: NodeState::Failed,

@@ -108,6 +108,7 @@ fn a_node_is_in_the_first_state_that_applies() {
                     report(
                         "n",
                         vec![Entry {
+                            bytes: (0, 0),
                             uid: "other".to_owned(),
                             generation: 2,
                             state: NodeState::Ready,
@@ -215,6 +216,7 @@ fn a_report_that_says_ready_is_checked() {
         ((0, 0), NodeState::Pending),
     ] {
         let entry = Entry {
+            bytes: (0, 0),
             uid: UID.to_owned(),
             generation: 2,
             state: NodeState::Ready,

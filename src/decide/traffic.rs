@@ -1,0 +1,529 @@
+//! What moves on the node: the downloads of its own pulls, which of these have stalled, and the downloads of others.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::desired::ImageKey;
+use super::timing::Timing;
+
+/// containerd 2 downloads so many layers at once, of all pulls together; the versions before it so many of each pull.
+const SLOTS: usize = 3;
+
+/// A download that has not ended.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Ingest {
+    /// What is downloaded. Two pulls that need the same share it.
+    pub name: String,
+    /// Bytes so far.
+    pub offset: u64,
+}
+
+/// What a pull was seen to do.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Download {
+    /// Bytes of the image on the disk, and in all, which is 0 until that is known.
+    pub bytes: (u64, u64),
+    /// Its downloads that have not ended.
+    pub ingests: Vec<Ingest>,
+    /// How many of its downloads are complete.
+    pub complete: usize,
+    /// How many layers it has begun to unpack.
+    pub snapshots: usize,
+}
+
+/// The node's downloads at one moment.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Sight {
+    /// Those of the own pulls.
+    pub pulls: BTreeMap<ImageKey, Download>,
+    /// All others, parts of interrupted ones among them.
+    pub others: Vec<Ingest>,
+}
+
+/// What is remembered of the node's downloads from one look to the next.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    pulls: BTreeMap<ImageKey, Course>,
+    others: Others,
+}
+
+/// The course of one pull.
+#[derive(Clone, Debug)]
+struct Course {
+    /// The newest look at it.
+    latest: Download,
+    /// Since then nothing has moved, although its turn had come.
+    still_since: Duration,
+    /// Something has moved since the pull began.
+    has_moved: bool,
+    /// When it was first seen to wait for layers.
+    queued_at: Option<Duration>,
+    /// The furthest offset of each ingest, and whether it has moved since the pull began.
+    ingests: BTreeMap<String, (u64, bool)>,
+    /// When it was last said how far it is, and the bytes then.
+    told: (Duration, u64),
+}
+
+/// The downloads of others.
+#[derive(Clone, Debug, Default)]
+struct Others {
+    /// Offsets, and since when each stands there. `None` until the first look.
+    seen: Option<BTreeMap<String, (u64, Option<Duration>)>>,
+    /// When own pulls last had these: what is seen of them right afterwards was brought by these.
+    ours: BTreeMap<String, Duration>,
+    /// When others began to download without a pause, and when they were last seen to.
+    busy: Option<(Duration, Duration)>,
+}
+
+/// How far the own pulls make way for the downloads of others.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Yielding {
+    /// There are no others.
+    #[default]
+    No,
+    /// Nothing is pulled.
+    Wholly,
+    /// It has been so for a long time: one image at a time is pulled.
+    OneAtATime,
+}
+
+/// How a pull gets on, for people.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Advance {
+    /// Bytes of the image on the disk.
+    pub done: u64,
+    /// Bytes in all. 0: not known.
+    pub total: u64,
+    /// Bytes a second since it was told last.
+    pub rate: f64,
+}
+
+impl Advance {
+    /// How long the rest takes at this rate.
+    #[must_use]
+    pub fn left(&self) -> Option<Duration> {
+        let left = self.total.checked_sub(self.done).filter(|left| *left > 0)?;
+        #[allow(clippy::cast_precision_loss, reason = "a time for people")]
+        let seconds = left as f64 / self.rate;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+}
+
+impl Traffic {
+    /// A pull begins. `resumes`: an earlier attempt has left something.
+    pub fn began(&mut self, key: ImageKey, resumes: bool, now: Duration) {
+        let course = Course {
+            latest: Download::default(),
+            still_since: now,
+            // Whatever a pull has that resumes nothing, it has brought itself.
+            has_moved: !resumes,
+            queued_at: None,
+            ingests: BTreeMap::new(),
+            told: (now, 0),
+        };
+        self.pulls.insert(key, course);
+    }
+
+    /// A pull has ended.
+    pub fn ended(&mut self, key: &ImageKey) {
+        self.pulls.remove(key);
+    }
+
+    /// Nobody looks for a while: what others do meanwhile is not known later.
+    pub fn forget_others(&mut self) {
+        self.others = Others::default();
+    }
+
+    /// Takes what was seen. `shared_slots`: the runtime downloads a few layers at once of all pulls together.
+    pub fn saw(&mut self, sight: &Sight, shared_slots: bool, now: Duration, timing: &Timing) {
+        let own = sight.pulls.values().flat_map(|pull| &pull.ingests);
+        self.others.saw(own, &sight.others, now, timing);
+        for (key, seen) in &sight.pulls {
+            if let Some(course) = self.pulls.get_mut(key) {
+                course.saw(seen, now);
+            }
+        }
+        if shared_slots {
+            let waiting: Vec<_> = self
+                .pulls
+                .iter()
+                .filter(|(key, course)| course.may_wait() && self.ahead_of(key, course) >= SLOTS)
+                .map(|(key, _)| key.clone())
+                .collect();
+            for key in waiting {
+                if let Some(course) = self.pulls.get_mut(&key) {
+                    course.still_since = now;
+                }
+            }
+        }
+    }
+
+    /// How many downloads have their turn before those of this pull.
+    fn ahead_of(&self, key: &ImageKey, course: &Course) -> usize {
+        let place = (course.queued_at, key);
+        let earlier = self
+            .pulls
+            .iter()
+            .filter(|(other, course)| {
+                course.queued_at.is_some() && (course.queued_at, *other) < place
+            })
+            .map(|(_, course)| course.latest.ingests.len());
+        earlier.sum::<usize>() + self.others.moving()
+    }
+
+    /// Why a pull counts as stalled, if it does: nothing of it moves for `patience`.
+    #[must_use]
+    pub fn stalled(
+        &self,
+        key: &ImageKey,
+        patience: Duration,
+        now: Duration,
+        timing: &Timing,
+    ) -> Option<String> {
+        let course = self.pulls.get(key)?;
+        let still = now.saturating_sub(course.still_since);
+        let unpacks =
+            course.has_moved && course.latest.ingests.is_empty() && course.latest.complete > 0;
+        let limit = if unpacks { timing.unpack } else { patience };
+        if still < limit {
+            return None;
+        }
+        let limit = jiff::SignedDuration::try_from(limit).unwrap_or_default();
+        let (done, total) = course.latest.bytes;
+        Some(if unpacks {
+            format!("unpacking has made no progress for {limit:#}")
+        } else if course.latest.complete == 0 && course.latest.ingests.is_empty() {
+            format!("the registry has not answered for {limit:#} (pullProgressTimeout)")
+        } else {
+            format!(
+                "no byte has come for {limit:#} (pullProgressTimeout); {done} of {total} bytes are there and are kept"
+            )
+        })
+    }
+
+    /// Whether own pulls make way for others.
+    #[must_use]
+    pub fn yielding(&self, now: Duration, timing: &Timing) -> Yielding {
+        match self.others.busy {
+            Some((_, last)) if now >= last + timing.yield_after => Yielding::No,
+            Some((since, _)) if now >= since + timing.yield_wholly => Yielding::OneAtATime,
+            Some(_) => Yielding::Wholly,
+            None => Yielding::No,
+        }
+    }
+
+    /// How many bytes each pull has brought and has in all.
+    pub fn bytes(&self) -> impl Iterator<Item = (&ImageKey, (u64, u64))> {
+        self.pulls
+            .iter()
+            .map(|(key, course)| (key, course.latest.bytes))
+    }
+
+    /// The pulls of which nothing was told for the time `every`, and how they get on.
+    pub fn tell(&mut self, every: Duration, now: Duration) -> Vec<(ImageKey, Advance)> {
+        let mut told = Vec::new();
+        for (key, course) in &mut self.pulls {
+            let (at, before) = course.told;
+            let since = now.saturating_sub(at);
+            if since < every {
+                continue;
+            }
+            let (done, total) = course.latest.bytes;
+            course.told = (now, done);
+            #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
+            let rate = done.saturating_sub(before) as f64 / since.as_secs_f64();
+            told.push((key.clone(), Advance { done, total, rate }));
+        }
+        told
+    }
+}
+
+impl Course {
+    fn saw(&mut self, seen: &Download, now: Duration) {
+        let mut moved =
+            seen.complete > self.latest.complete || seen.snapshots > self.latest.snapshots;
+        for ingest in &seen.ingests {
+            match self.ingests.get_mut(&ingest.name) {
+                Some((furthest, has_moved)) if ingest.offset > *furthest => {
+                    (*furthest, *has_moved) = (ingest.offset, true);
+                    moved = true;
+                }
+                Some(_) => {}
+                None => {
+                    self.ingests
+                        .insert(ingest.name.clone(), (ingest.offset, false));
+                    moved = true;
+                }
+            }
+        }
+        if !seen.ingests.is_empty() {
+            self.queued_at.get_or_insert(now);
+        }
+        // What an attempt finds at its beginning it has not brought.
+        let is_first = self.latest == Download::default() && !self.has_moved;
+        if moved {
+            self.still_since = now;
+            self.has_moved |= !is_first;
+        }
+        self.latest = seen.clone();
+    }
+
+    /// None of its downloads has moved since it began: each may be waiting for its turn.
+    fn may_wait(&self) -> bool {
+        let mut ingests = self.latest.ingests.iter();
+        !self.latest.ingests.is_empty()
+            && ingests.all(|ingest| {
+                self.ingests
+                    .get(&ingest.name)
+                    .is_none_or(|(_, moved)| !moved)
+            })
+    }
+}
+
+impl Others {
+    fn saw<'a>(
+        &mut self,
+        own: impl Iterator<Item = &'a Ingest>,
+        others: &[Ingest],
+        now: Duration,
+        timing: &Timing,
+    ) {
+        self.ours
+            .retain(|_, last| now.saturating_sub(*last) < timing.yield_after);
+        self.ours
+            .extend(own.map(|ingest| (ingest.name.clone(), now)));
+        let is_first = self.seen.is_none();
+        let before = self.seen.take().unwrap_or_default();
+        let mut is_busy = false;
+        let mut seen = BTreeMap::new();
+        for ingest in others {
+            let known = before.get(&ingest.name);
+            let moved = match known {
+                _ if self.ours.contains_key(&ingest.name) => None,
+                Some((offset, _)) if ingest.offset > *offset => Some(now),
+                Some((_, moved)) => *moved,
+                // What is there at the first look may be what an interrupted download has left.
+                None => (!is_first).then_some(now),
+            };
+            is_busy |= moved.is_some_and(|at| now.saturating_sub(at) < timing.others_stand_still);
+            seen.insert(ingest.name.clone(), (ingest.offset, moved));
+        }
+        self.seen = Some(seen);
+        if is_busy {
+            let quiet = |(_, last): &(Duration, Duration)| now >= *last + timing.yield_after;
+            let since = self
+                .busy
+                .filter(|busy| !quiet(busy))
+                .map_or(now, |(since, _)| since);
+            self.busy = Some((since, now));
+        }
+    }
+
+    /// How many of them move.
+    fn moving(&self) -> usize {
+        let seen = self.seen.iter().flatten();
+        seen.filter(|(_, (_, moved))| moved.is_some()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn ingests(offsets: &[(&str, u64)]) -> Vec<Ingest> {
+        let ingest = |(name, offset): &(&str, u64)| Ingest {
+            name: (*name).to_owned(),
+            offset: *offset * MIB,
+        };
+        offsets.iter().map(ingest).collect()
+    }
+
+    fn download(complete: usize, snapshots: usize, offsets: &[(&str, u64)]) -> Download {
+        Download {
+            bytes: (0, 0),
+            ingests: ingests(offsets),
+            complete,
+            snapshots,
+        }
+    }
+
+    fn saw(traffic: &mut Traffic, at: u64, pulls: &[(&str, Download)], others: &[(&str, u64)]) {
+        let pulls = pulls
+            .iter()
+            .map(|(key, pull)| ((*key).into(), pull.clone()));
+        let sight = Sight {
+            pulls: pulls.collect(),
+            others: ingests(others),
+        };
+        traffic.saw(&sight, true, seconds(at), &Timing::default());
+    }
+
+    fn is_stalled(traffic: &Traffic, key: &str, at: u64) -> bool {
+        traffic
+            .stalled(&key.into(), PATIENCE, seconds(at), &Timing::default())
+            .is_some()
+    }
+
+    #[test]
+    fn a_pull_that_moves_does_not_stall_however_long_it_takes() {
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), false, seconds(0));
+        for step in 0..20 {
+            let at = step * 50;
+            saw(
+                &mut traffic,
+                at,
+                &[("a", download(2, 0, &[("l", step)]))],
+                &[],
+            );
+            assert!(!is_stalled(&traffic, "a", at + 49), "{step}");
+        }
+        assert!(is_stalled(&traffic, "a", 19 * 50 + 60));
+    }
+
+    #[test]
+    fn a_registry_that_never_answers_is_a_stall() {
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), false, seconds(5));
+        saw(&mut traffic, 6, &[("a", Download::default())], &[]);
+        assert!(!is_stalled(&traffic, "a", 64));
+        assert!(is_stalled(&traffic, "a", 65));
+    }
+
+    #[test]
+    fn unpacking_has_a_limit_of_its_own() {
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), false, seconds(0));
+        saw(&mut traffic, 1, &[("a", download(4, 1, &[]))], &[]);
+        assert!(!is_stalled(&traffic, "a", 3600));
+        assert!(is_stalled(&traffic, "a", 3601));
+        saw(&mut traffic, 3000, &[("a", download(4, 2, &[]))], &[]);
+        assert!(!is_stalled(&traffic, "a", 6599));
+    }
+
+    #[test]
+    fn what_an_attempt_finds_complete_is_not_taken_for_its_own_unpacking() {
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), true, seconds(0));
+        for at in 1..59 {
+            saw(&mut traffic, at, &[("a", download(4, 1, &[]))], &[]);
+        }
+        assert!(is_stalled(&traffic, "a", 61), "the registry says nothing");
+        saw(&mut traffic, 59, &[("a", download(4, 2, &[]))], &[]);
+        assert!(!is_stalled(&traffic, "a", 3600), "now it unpacks");
+    }
+
+    #[test]
+    fn on_shared_slots_whoever_came_first_is_stalled_and_the_next_one_waits() {
+        let mut traffic = Traffic::default();
+        traffic.began("big".into(), false, seconds(0));
+        traffic.began("tiny".into(), false, seconds(0));
+        let big = || ("big", download(2, 0, &[("1", 0), ("2", 0), ("3", 0)]));
+        saw(&mut traffic, 1, &[big()], &[]);
+        for at in 2..62 {
+            saw(
+                &mut traffic,
+                at,
+                &[big(), ("tiny", download(2, 0, &[("t", 0)]))],
+                &[],
+            );
+        }
+        assert!(is_stalled(&traffic, "big", 62));
+        assert!(!is_stalled(&traffic, "tiny", 62));
+        // Once the way is free, its own time runs.
+        traffic.ended(&"big".into());
+        saw(
+            &mut traffic,
+            62,
+            &[("tiny", download(2, 0, &[("t", 0)]))],
+            &[("1", 0), ("2", 0), ("3", 0)],
+        );
+        assert!(!is_stalled(&traffic, "tiny", 110));
+        assert!(is_stalled(&traffic, "tiny", 122));
+    }
+
+    #[test]
+    fn one_layer_that_stalls_does_not_hide_behind_others_that_move() {
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), false, seconds(0));
+        traffic.began("b".into(), false, seconds(0));
+        for at in 1..62 {
+            let a = ("a", download(2, 0, &[("1", u64::from(at > 1))]));
+            let b = ("b", download(2, 0, &[("2", at), ("3", at)]));
+            saw(&mut traffic, at, &[a, b], &[]);
+        }
+        assert!(is_stalled(&traffic, "a", 62) && !is_stalled(&traffic, "b", 62));
+    }
+
+    #[test]
+    fn pulls_make_way_for_others_and_go_on_when_these_are_done() {
+        let timing = Timing::default();
+        let mut traffic = Traffic::default();
+        let yielding = |traffic: &Traffic, at| traffic.yielding(seconds(at), &timing);
+        // What an interrupted download has left does not move.
+        saw(&mut traffic, 1, &[], &[("left", 3)]);
+        assert_eq!(yielding(&traffic, 1), Yielding::No);
+        saw(&mut traffic, 2, &[], &[("left", 3), ("pod", 0)]);
+        assert_eq!(yielding(&traffic, 2), Yielding::Wholly);
+        saw(&mut traffic, 3, &[], &[("left", 3)]);
+        assert_eq!(yielding(&traffic, 6), Yielding::Wholly);
+        assert_eq!(yielding(&traffic, 7), Yielding::No);
+        saw(&mut traffic, 8, &[], &[("left", 4)]);
+        assert_eq!(
+            yielding(&traffic, 8),
+            Yielding::Wholly,
+            "somebody goes on with it"
+        );
+        for at in 9..620 {
+            saw(&mut traffic, at, &[], &[("left", at)]);
+        }
+        assert_eq!(yielding(&traffic, 607), Yielding::Wholly);
+        assert_eq!(yielding(&traffic, 608), Yielding::OneAtATime);
+        // It stands still: nobody waits for it any more.
+        for at in 620..700 {
+            saw(&mut traffic, at, &[], &[("left", 619)]);
+        }
+        assert_eq!(yielding(&traffic, 700), Yielding::No);
+    }
+
+    #[test]
+    fn what_own_pulls_have_left_is_not_taken_for_the_work_of_others() {
+        let timing = Timing::default();
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), false, seconds(0));
+        saw(&mut traffic, 1, &[("a", download(2, 0, &[("1", 1)]))], &[]);
+        traffic.ended(&"a".into());
+        // A cancelled download may end a little further than it was last seen.
+        saw(&mut traffic, 2, &[], &[("1", 2)]);
+        saw(&mut traffic, 9, &[], &[("1", 2)]);
+        assert_eq!(traffic.yielding(seconds(9), &timing), Yielding::No);
+        saw(&mut traffic, 10, &[], &[("1", 3)]);
+        assert_eq!(traffic.yielding(seconds(10), &timing), Yielding::Wholly);
+    }
+
+    #[test]
+    fn how_a_pull_gets_on_is_told_at_intervals() {
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), false, seconds(0));
+        let seen = Download {
+            bytes: (30 * MIB, 100 * MIB),
+            ..Download::default()
+        };
+        saw(&mut traffic, 29, &[("a", seen)], &[]);
+        assert!(traffic.tell(seconds(30), seconds(29)).is_empty());
+        let told = traffic.tell(seconds(30), seconds(30));
+        let advance = told.first().map(|(_, advance)| *advance);
+        assert_eq!(
+            advance.map(|advance| (advance.done, advance.total, advance.rate.round())),
+            Some((30 * MIB, 100 * MIB, 1_048_576.0))
+        );
+        assert!(traffic.tell(seconds(30), seconds(59)).is_empty());
+    }
+}

@@ -1,0 +1,127 @@
+//! The agent's loop in the test's own process, told what is wanted and asked what it reports.
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use imagecache_agent::agent::{self, Channels, Settings};
+use imagecache_agent::api::{ImageCacheSpec, ImageList, NodeImageCacheStatus};
+use imagecache_agent::credentials::NoCluster;
+use imagecache_agent::decide::spread::Spread;
+use imagecache_agent::decide::world::Runtime;
+use imagecache_agent::decide::{Cache, CacheName, Caches, Inputs, Known, Node, Timing};
+use imagecache_agent::runtime::Endpoint;
+use imagecache_agent::telemetry::Metrics;
+use testbed::wait_for;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+const SPREAD: Spread = Spread {
+    start_within: Duration::ZERO,
+    progress: Duration::from_secs(1),
+};
+
+/// For what a busy machine may take long for.
+pub const SOON: Duration = Duration::from_mins(1);
+
+pub struct Agent {
+    inputs: watch::Sender<Inputs>,
+    pub reports: watch::Receiver<Option<Arc<NodeImageCacheStatus>>>,
+    pub stop: CancellationToken,
+    pub task: JoinHandle<Result<(), JoinError>>,
+}
+
+impl Agent {
+    pub fn start(endpoint: Endpoint, timing: &Timing) -> Self {
+        let (inputs, told) = watch::channel(Inputs::default());
+        let (reports, reported) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let settings = Settings {
+            endpoint,
+            max_parallel_pulls: 2,
+            yield_to_pods: true,
+            timing: *timing,
+        };
+        let channels = Channels {
+            spread: watch::channel(SPREAD).1,
+            inputs: told,
+            reports,
+            runtime: watch::channel(Runtime::default()).0,
+            downloads: None,
+            secrets: Arc::new(NoCluster),
+            node: Arc::default(),
+            awaited: watch::channel(BTreeSet::new()).0,
+            metrics: Metrics::default(),
+        };
+        let task = tokio::spawn(agent::run(settings, channels, stop.clone()));
+        Self {
+            inputs,
+            reports: reported,
+            stop,
+            task,
+        }
+    }
+
+    /// Each object by its name and priority, with its images.
+    pub fn wants(&self, objects: &[(&str, i32, &[&str])]) {
+        let specs = objects.iter().map(|(name, priority, images)| {
+            let spec = ImageCacheSpec {
+                priority: *priority,
+                ..spec(images)
+            };
+            (*name, spec)
+        });
+        self.wants_specs(specs);
+    }
+
+    pub fn wants_specs<'a>(&self, specs: impl Iterator<Item = (&'a str, ImageCacheSpec)>) {
+        let caches: Caches = specs
+            .map(|(name, spec)| {
+                let cache = Cache {
+                    uid: format!("uid-{name}"),
+                    generation: 1,
+                    spec: Some((1, Arc::new(spec))),
+                    unreadable: None,
+                };
+                let name = CacheName {
+                    namespace: "ns".into(),
+                    name: name.into(),
+                };
+                (name, Arc::new(cache))
+            })
+            .collect();
+        self.inputs.send_replace(Inputs {
+            caches: Known::Known(Arc::new(caches)),
+            node: Known::Known(Node::default()),
+            ..Inputs::default()
+        });
+    }
+
+    pub async fn until(
+        &self,
+        what: &str,
+        check: impl Fn(&NodeImageCacheStatus) -> bool,
+    ) -> Arc<NodeImageCacheStatus> {
+        wait_for(what, SOON, async || {
+            let report = self.reports.borrow().clone();
+            let report = report.ok_or_else(|| anyhow::anyhow!("no report"))?;
+            anyhow::ensure!(check(&report), "{report:?}");
+            Ok(report)
+        })
+        .await
+        .unwrap()
+    }
+}
+
+/// One list with these images.
+pub fn spec(images: &[&str]) -> ImageCacheSpec {
+    ImageCacheSpec {
+        cache_spec: vec![ImageList {
+            images: images.iter().map(ToString::to_string).collect(),
+            ..ImageList::default()
+        }],
+        ..ImageCacheSpec::default()
+    }
+}
