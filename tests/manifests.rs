@@ -2,17 +2,20 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::ensure;
 use imagecache_agent::api::NodeImageCache;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
+use tempfile::TempDir;
 use testbed::{Bound, Cluster, ClusterOptions, wait_for};
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests");
@@ -28,6 +31,31 @@ async fn cluster() -> Cluster {
     let apply = ["apply", "--warnings-as-errors", "-k", MANIFESTS];
     cluster.kubectl(&apply).await.unwrap();
     cluster
+}
+
+/// A folder with a kustomization of the manifests with these components.
+fn kustomization(components: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    // A kustomization takes no absolute paths.
+    let depth = folder.path().canonicalize().unwrap().components().count() - 1;
+    let manifests = format!(
+        "{}{}",
+        "../".repeat(depth),
+        MANIFESTS.trim_start_matches('/')
+    );
+    let components: Vec<_> = components
+        .iter()
+        .map(|name| format!("{manifests}/components/{name}"))
+        .collect();
+    let kustomization = json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [manifests],
+        "components": components,
+    });
+    let file = folder.path().join("kustomization.yaml");
+    fs::write(file, kustomization.to_string()).unwrap();
+    folder
 }
 
 #[test]
@@ -81,19 +109,7 @@ async fn the_component_lets_the_agents_read_secrets_everywhere() {
         cluster.kubectl(&secret).await.is_err(),
         "without it they may not"
     );
-    let folder = tempfile::tempdir().unwrap();
-    // A kustomization takes no absolute paths.
-    let depth = folder.path().canonicalize().unwrap().components().count() - 1;
-    let manifests = format!(
-        "{}{}",
-        "../".repeat(depth),
-        MANIFESTS.trim_start_matches('/')
-    );
-    let kustomization = format!(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{manifests}]\n\
-         components: [{manifests}/components/pull-secrets-everywhere]\n"
-    );
-    fs::write(folder.path().join("kustomization.yaml"), kustomization).unwrap();
+    let folder = kustomization(&["pull-secrets-everywhere"]);
     let path = folder.path().to_string_lossy();
     let apply = ["apply", "--warnings-as-errors", "-k", &path];
     let said = cluster.kubectl(&apply).await.unwrap();
@@ -104,6 +120,70 @@ async fn the_component_lets_the_agents_read_secrets_everywhere() {
     let binding = "clusterrolebinding.rbac.authorization.k8s.io/imagecache-pull-secrets created";
     assert_eq!(changed, [binding]);
     assert_eq!(cluster.kubectl(&secret).await.unwrap().trim(), "yes");
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn the_components_for_the_nodes_credentials_mount_folders_of_their_own_and_make_nothing() {
+    let cluster = cluster().await;
+    let all = [
+        "pull-secrets-everywhere",
+        "node-credentials",
+        "node-credentials-libraries",
+    ];
+    let credentials = [
+        "/etc/imagecache/credential-providers",
+        "/etc/imagecache/credentials",
+    ];
+    let libraries = ["/lib", "/lib64", "/usr/lib"];
+    for (components, added) in [
+        (&all[1..2], &credentials[..]),
+        (&all[..], &[credentials.as_slice(), &libraries].concat()),
+    ] {
+        let folder = kustomization(components);
+        let path = folder.path().to_string_lossy();
+        let apply = ["apply", "--warnings-as-errors", "-k", &path];
+        cluster.kubectl(&apply).await.unwrap();
+        let agents = Api::<DaemonSet>::namespaced(cluster.client(), "imagecache-system");
+        let agent = agents.get("imagecache-agent").await.unwrap();
+        let pod = agent.spec.unwrap().template.spec.unwrap();
+        let container = pod.containers.first().unwrap();
+
+        // A folder of the host is mounted where it is there, read-only, and has to be there.
+        let mut mounted = Vec::new();
+        for volume in pod.volumes.iter().flatten() {
+            let host = volume.host_path.as_ref().unwrap();
+            assert_eq!(host.type_.as_deref(), Some("Directory"), "{volume:?}");
+            let mut mounts = container.volume_mounts.iter().flatten();
+            let mount = mounts.find(|mount| mount.name == volume.name);
+            let mount = mount.unwrap();
+            assert_eq!(mount.mount_path, host.path);
+            assert_eq!(mount.read_only, Some(true), "{mount:?}");
+            assert_eq!(mount.sub_path, None, "{mount:?}");
+            mounted.push(host.path.as_str());
+        }
+        mounted.sort_unstable();
+        let expected = [added, &["/run/containerd"]].concat();
+        let expected: BTreeSet<_> = expected.into_iter().collect();
+        assert_eq!(mounted, Vec::from_iter(expected), "{components:?}");
+
+        let variables = container.env.iter().flatten();
+        let variables: BTreeMap<_, _> = variables
+            .filter_map(|variable| Some((variable.name.as_str(), variable.value.as_deref()?)))
+            .collect();
+        let expected = [
+            (
+                "IMAGECACHE_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR",
+                credentials[0],
+            ),
+            (
+                "IMAGECACHE_IMAGE_CREDENTIAL_PROVIDER_CONFIG",
+                "/etc/imagecache/credentials/providers",
+            ),
+            ("IMAGECACHE_NODE_DOCKER_CONFIG_DIR", credentials[1]),
+        ];
+        assert_eq!(variables, BTreeMap::from(expected));
+    }
 }
 
 #[tokio::test]

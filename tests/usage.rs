@@ -83,6 +83,76 @@ fn a_namespace_that_is_none_is_named_with_its_flag() {
     }
 }
 
+#[test]
+fn credentials_of_the_node_that_cannot_be_used_are_named_with_flag_file_and_field() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let config = |providers: &str| {
+        let head = "kind: CredentialProviderConfig\napiVersion: kubelet.config.k8s.io/v1\n";
+        fs::write(
+            path("providers.yaml"),
+            format!("{head}providers: {providers}\n"),
+        )
+        .unwrap();
+    };
+    let provider = "{name: p, matchImages: [r.io], defaultCacheDuration: 1h, \
+        apiVersion: credentialprovider.kubelet.k8s.io/v1";
+    let docker = format!("--node-docker-config-dir={}", dir.path().display());
+    let providers = format!(
+        "--image-credential-provider-config={}",
+        path("providers.yaml")
+    );
+    let bin = format!(
+        "--image-credential-provider-bin-dir={}",
+        dir.path().display()
+    );
+    let fails = |flags: &[&str], words: &[&str]| {
+        let (code, said) = run(&[&["--node-name=n1"], flags].concat());
+        assert_eq!(code, Some(2), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    };
+    let none = "--node-docker-config-dir=/no/such";
+    fails(
+        &[none],
+        &["--node-docker-config-dir", "/no/such", "No such file"],
+    );
+    fs::write(path("config.json"), r#"{"auths":{"r.io":"hunter2"}}"#).unwrap();
+    fails(
+        &[&docker],
+        &["--node-docker-config-dir", "config.json: entry 1"],
+    );
+    fails(
+        &[&providers],
+        &["--image-credential-provider-bin-dir is missing"],
+    );
+    fails(&[&bin], &["--image-credential-provider-config is missing"]);
+    let no_bin = "--image-credential-provider-bin-dir=/no/such";
+    fails(
+        &[&providers, no_bin],
+        &["--image-credential-provider-bin-dir cannot be used: /no/such"],
+    );
+    let flag = "--image-credential-provider-config";
+    fails(
+        &[&providers, &bin],
+        &[flag, "providers.yaml: it cannot be read: No such file"],
+    );
+    config(&format!("[{provider}, passwort: hunter2}}]"));
+    let words = "providers.yaml: providers[0].passwort: there is no such field";
+    fails(&[&providers, &bin], &[flag, words]);
+    config(&format!("[{provider}}}]"));
+    let words = "providers.yaml: providers[0].name: ";
+    fails(
+        &[&providers, &bin],
+        &[flag, words, "p cannot be run: No such file"],
+    );
+    fs::write(path("p"), "").unwrap();
+    fails(
+        &[&providers, &bin],
+        &[flag, words, "p cannot be run: nobody may execute it"],
+    );
+}
+
 /// Standard error that takes nothing: a disk that is full.
 fn with_full_stderr(arguments: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_imagecache-agent"))

@@ -3,17 +3,30 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::api::{Reason, SecretProblem};
-use crate::credentials::{Keyring, Named, Secrets};
+use crate::api::{CredentialProblem, Reason};
+use crate::credentials::{Keyring, Named, NodeCredentials, NodeKeys, Secrets};
 use crate::decide::SecretName;
 
-/// What the pull secrets of an image hold for it.
+/// Where the credentials of an image are looked for.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// Who reads pull secrets.
+    pub secrets: Arc<dyn Secrets>,
+    /// Those of the image.
+    pub names: Vec<Arc<SecretName>>,
+    /// The node's own.
+    pub node: Arc<NodeCredentials>,
+}
+
+/// What was found for an image.
 #[derive(Debug, Default)]
 pub struct Keys {
     /// The credentials to try, in this order, equal ones once.
     pub found: Vec<Named>,
     /// The Secrets that were read, and why one gave nothing.
-    pub read: BTreeMap<Arc<SecretName>, Option<SecretProblem>>,
+    pub secrets: BTreeMap<Arc<SecretName>, Option<CredentialProblem>>,
+    /// What the node had.
+    pub node: NodeKeys,
 }
 
 /// Whether another credential could make this better: the registry's own answer to who asks.
@@ -25,48 +38,81 @@ pub const fn may_depend(reason: Reason) -> bool {
     )
 }
 
-impl Keys {
-    /// Reads these Secrets, and takes out of them what belongs to the image, which is named by registry and repository in full.
-    pub async fn read(secrets: &dyn Secrets, names: &[Arc<SecretName>], image: &str) -> Self {
-        let mut keys = Self::default();
+impl Sources {
+    /// Reads them all, and takes out of them what belongs to the image, which is named by registry and repository in full. As in the
+    /// kubelet, the pull secrets make one keyring, and what the node has comes after it.
+    pub async fn read(&self, image: &str) -> Keys {
+        let mut keys = Keys::default();
         let mut keyring = Keyring::default();
-        for name in names {
-            let problem = match secrets.read(name).await {
+        for name in &self.names {
+            let problem = match self.secrets.read(name).await {
                 Ok(entries) => {
                     keyring.add(&name.to_string().into(), entries.iter().cloned());
                     None
                 }
                 Err(problem) => Some(problem),
             };
-            keys.read.insert(Arc::clone(name), problem);
+            keys.secrets.insert(Arc::clone(name), problem);
         }
-        for named in keyring.lookup(image) {
-            if !keys
-                .found
-                .iter()
-                .any(|found| found.credential == named.credential)
-            {
-                keys.found.push(named);
+        keys.add(keyring.lookup(image));
+        keys.read_node(&self.node, image).await;
+        keys
+    }
+}
+
+impl Keys {
+    /// After a registry refused all of them: reads what the node had remembered anew, and returns how many were tried before.
+    /// `None`: nothing was remembered, so there is nothing newer.
+    pub async fn renew(&mut self, sources: &Sources, image: &str) -> Option<usize> {
+        if self.node.remembered.is_empty() {
+            return None;
+        }
+        let tried = self.found.len();
+        sources.node.forget(image, &self.node.remembered);
+        self.read_node(&sources.node, image).await;
+        Some(tried)
+    }
+
+    async fn read_node(&mut self, node: &NodeCredentials, image: &str) {
+        self.node = node.find(image).await;
+        let found = std::mem::take(&mut self.node.found);
+        self.add(found);
+    }
+
+    fn add(&mut self, found: Vec<Named>) {
+        for named in found {
+            let mut known = self.found.iter();
+            if !known.any(|known| known.credential == named.credential) {
+                self.found.push(named);
             }
         }
-        keys
     }
 
     /// The cause of a failed pull, with what was tried, by name, where that can matter.
     #[must_use]
     pub fn explain(&self, reason: Reason, message: String) -> String {
-        if !matches!(reason, Reason::Unauthorized | Reason::NotFound) || self.read.is_empty() {
+        let nothing = match (self.secrets.is_empty(), self.node.read.is_empty()) {
+            (true, true) => return message,
+            (false, true) => "no pull secret has credentials for this image",
+            (true, false) => "the node has no credentials for this image",
+            (false, false) => "neither a pull secret nor the node has credentials for this image",
+        };
+        if !matches!(reason, Reason::Unauthorized | Reason::NotFound) {
             return message;
         }
         let tried: Vec<&str> = self.found.iter().map(|named| &*named.source).collect();
         let mut parts = vec![if tried.is_empty() {
-            "no pull secret has credentials for this image".to_owned()
+            nothing.to_owned()
         } else {
             format!("tried with {}", tried.join(", "))
         }];
-        for (name, problem) in &self.read {
+        let secrets = self.secrets.iter();
+        let secrets = secrets.map(|(name, problem)| (format!("Secret {name}"), problem));
+        let node = self.node.read.iter();
+        let node = node.map(|(source, problem)| (source.to_string(), problem));
+        for (source, problem) in secrets.chain(node) {
             if let Some(problem) = problem {
-                parts.push(format!("Secret {name}: {}", problem.message));
+                parts.push(format!("{source}: {}", problem.message));
             }
         }
         format!("{message} ({})", parts.join("; "))
@@ -91,9 +137,9 @@ mod tests {
         fn read<'a>(
             &'a self,
             name: &'a NamespacedName,
-        ) -> BoxFuture<'a, Result<Arc<Vec<Entry>>, SecretProblem>> {
+        ) -> BoxFuture<'a, Result<Arc<Vec<Entry>>, CredentialProblem>> {
             let answer = if name.name == "missing" {
-                Err(SecretProblem {
+                Err(CredentialProblem {
                     reason: Some(CredentialReason::MissingSecret),
                     message: "it is not there".to_owned(),
                 })
@@ -119,7 +165,12 @@ mod tests {
                 })
             })
             .collect();
-        Keys::read(&Users, &names, image).now_or_never().unwrap()
+        let sources = Sources {
+            secrets: Arc::new(Users),
+            names,
+            node: Arc::default(),
+        };
+        sources.read(image).now_or_never().unwrap()
     }
 
     #[test]

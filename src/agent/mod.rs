@@ -26,9 +26,10 @@ use tracing::{debug, info, warn};
 pub use traffic::Downloads;
 
 use crate::api::NodeImageCacheStatus;
-use crate::credentials::Secrets;
+use crate::credentials::{NodeCredentials, Secrets};
 use crate::decide::desired::{Desired, ImageKey};
 use crate::decide::leases::lease_id;
+use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
 use crate::decide::spread::{Spread, start_delay};
 use crate::decide::traffic::{Advance, Sight, Yielding};
@@ -36,6 +37,7 @@ use crate::decide::world::{Failed, Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
 use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
+use keys::Sources;
 use look::{Questions, questions};
 use pull::{Pull, Pulled};
 use traffic::{Overlook, Subject};
@@ -82,6 +84,8 @@ pub struct Channels {
     pub downloads: Option<channel::Sender<Downloads>>,
     /// Who reads pull secrets.
     pub secrets: Arc<dyn Secrets>,
+    /// The credentials of the node itself.
+    pub node: Arc<NodeCredentials>,
     /// The pull secrets for which something waits.
     pub awaited: channel::Sender<BTreeSet<Arc<SecretName>>>,
     /// Where pulls are counted.
@@ -106,6 +110,10 @@ pub async fn run(
         shutdown: shutdown.child_token(),
     };
     let watch = tokio::spawn(watch.run());
+    let world = World {
+        node: NodeSources::new(channels.node.to_string()),
+        ..World::default()
+    };
     let (subject, looked_at) = channel::channel(Subject::default());
     let (seen, sight) = channel::channel(Arc::default());
     let overlook = Overlook {
@@ -121,7 +129,7 @@ pub async fn run(
         ask,
         look_now,
         observed,
-        world: World::default(),
+        world,
         started: Instant::now(),
         session: None,
         pulls: JoinSet::new(),
@@ -345,7 +353,7 @@ impl Agent {
         if let Some(resolved) = &pulled.resolved {
             self.resolved.insert(key.clone(), resolved.as_str().into());
         }
-        self.world.secrets.read(pulled.secrets.clone());
+        self.take_credentials(key, pulled);
         let outcome = pulled.outcome.clone();
         let timing = &self.settings.timing;
         let news = self.world.ended(key, outcome, now, timing, fastrand::f64());
@@ -359,6 +367,20 @@ impl Agent {
         }
         if pulled.outcome == Outcome::RuntimeLost {
             self.look_now.notify_one();
+        }
+    }
+
+    /// Takes which sources gave credentials, and says it when that has changed.
+    fn take_credentials(&mut self, key: &ImageKey, pulled: &Pulled) {
+        let before = self.world.credentials();
+        self.world
+            .read_credentials(key, pulled.secrets.clone(), &pulled.node);
+        let (are_ready, reason, message) = self.world.credentials();
+        match (before, are_ready) {
+            ((true, ..), true) => {}
+            ((false, ..), true) => info!("credentials are not lacking any more"),
+            ((_, before, said), false) if (before, &said) == (reason, &message) => {}
+            _ => warn!(reason, error = message, "credentials are lacking"),
         }
     }
 
@@ -517,10 +539,13 @@ impl Agent {
             key: key.clone(),
             question,
             cancel: cancel.clone(),
-            secrets: self.channels.secrets.clone(),
-            secret_names: desired
-                .map_or(&[][..], |wanted| wanted.secrets(&key))
-                .to_vec(),
+            sources: Sources {
+                secrets: self.channels.secrets.clone(),
+                names: desired
+                    .map_or(&[][..], |wanted| wanted.secrets(&key))
+                    .to_vec(),
+                node: self.channels.node.clone(),
+            },
             ask_first: !session.status.events && !is_refresh,
             landed: self.landed.0.clone(),
         };

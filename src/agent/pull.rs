@@ -7,10 +7,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::keys::{self, Keys};
+use super::keys::{self, Keys, Sources};
 use super::look::{Looker, Question};
-use crate::api::{Reason, SecretProblem};
-use crate::credentials::{Named, Secrets};
+use crate::api::{CredentialProblem, Reason};
+use crate::credentials::{Named, NodeReading};
 use crate::decide::desired::ImageKey;
 use crate::decide::world::{Failed, Outcome};
 use crate::decide::{PresentImage, SecretName};
@@ -29,10 +29,8 @@ pub struct Pull {
     pub cancel: CancellationToken,
     /// What keeps the downloads, if the runtime is containerd.
     pub lease: Option<(Containerd, Lease)>,
-    /// Who reads pull secrets.
-    pub secrets: Arc<dyn Secrets>,
-    /// Those of this image.
-    pub secret_names: Vec<Arc<SecretName>>,
+    /// Where its credentials are looked for.
+    pub sources: Sources,
     /// Whether to ask first if the image is there: the runtime does not tell when others bring images.
     pub ask_first: bool,
     /// Where the pull tells that the runtime has the image: whatever waits for a slot need not wait for what follows.
@@ -49,7 +47,9 @@ pub struct Pulled {
     /// The image was there already: no request was made to the registry.
     pub found: bool,
     /// The pull secrets that were read, and why one gave no credentials.
-    pub secrets: BTreeMap<Arc<SecretName>, Option<SecretProblem>>,
+    pub secrets: BTreeMap<Arc<SecretName>, Option<CredentialProblem>>,
+    /// The same of the node's own sources.
+    pub node: NodeReading,
 }
 
 impl From<Outcome> for Pulled {
@@ -59,6 +59,7 @@ impl From<Outcome> for Pulled {
             resolved: None,
             found: false,
             secrets: BTreeMap::new(),
+            node: NodeReading::new(),
         }
     }
 }
@@ -79,15 +80,12 @@ impl Pull {
                 Err(error) => return lost_or_failed(&error).into(),
             }
         }
-        let keys = Keys::read(
-            &*self.secrets,
-            &self.secret_names,
-            self.question.reference.name(),
-        );
-        let Some(keys) = self.cancel.run_until_cancelled(keys).await else {
+        let image = self.question.reference.name();
+        let keys = self.sources.read(image);
+        let Some(mut keys) = self.cancel.run_until_cancelled(keys).await else {
             return Outcome::Cancelled.into();
         };
-        let outcome = match self.pull_with(&keys).await {
+        let outcome = match self.pull_with(&mut keys, image).await {
             None => Err(Outcome::Cancelled),
             Some(Ok(name)) => Ok(name),
             Some(Err(PullError::Failed { reason, message })) => {
@@ -101,7 +99,8 @@ impl Pull {
             Ok(name) => name,
             Err(outcome) => {
                 return Pulled {
-                    secrets: keys.read,
+                    secrets: keys.secrets,
+                    node: keys.node.read,
                     ..outcome.into()
                 };
             }
@@ -121,14 +120,36 @@ impl Pull {
         };
         Pulled {
             resolved: Some(name),
-            secrets: keys.read,
+            secrets: keys.secrets,
+            node: keys.node.read,
             ..Outcome::Pulled(image).into()
         }
     }
 
-    /// Tries one credential after the other, as the kubelet does; with none at all, it asks as nobody. `None`: cancelled.
-    async fn pull_with(&self, keys: &Keys) -> Option<Result<String, PullError>> {
-        let mut keys = keys.found.iter();
+    /// Tries one credential after the other, as the kubelet does. If a registry refuses what the
+    /// node had remembered, what is newer is tried too, once. `None`: cancelled.
+    async fn pull_with(&self, keys: &mut Keys, image: &str) -> Option<Result<String, PullError>> {
+        let result = self.pull_with_each(&keys.found).await?;
+        if !matches!(
+            &result,
+            Err(PullError::Failed {
+                reason: Reason::Unauthorized,
+                ..
+            })
+        ) {
+            return Some(result);
+        }
+        let renew = keys.renew(&self.sources, image);
+        let tried = self.cancel.run_until_cancelled(renew).await?;
+        match tried.and_then(|tried| keys.found.get(tried..)) {
+            None | Some([]) => Some(result),
+            Some(newer) => self.pull_with_each(newer).await,
+        }
+    }
+
+    /// With none, it asks as nobody. `None`: cancelled.
+    async fn pull_with_each(&self, keys: &[Named]) -> Option<Result<String, PullError>> {
+        let mut keys = keys.iter();
         let mut result = self.pull(keys.next()).await?;
         for key in keys {
             match &result {

@@ -4,6 +4,7 @@
 #![allow(clippy::duplicated_attributes)]
 
 pub mod condition;
+pub mod credential;
 pub mod image_cache;
 mod interval;
 pub mod name;
@@ -12,6 +13,7 @@ pub mod reason;
 mod schema;
 pub mod spec_error;
 
+pub use credential::{CredentialProblem, CredentialReason, NodeSource};
 pub use image_cache::{
     ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, ImagePullPolicy, LocalSecret,
     MatchExpression, Operator,
@@ -19,7 +21,7 @@ pub use image_cache::{
 pub use interval::Interval;
 pub use name::NamespacedName;
 pub use node_image_cache::{NodeImageCache, NodeImageCacheStatus};
-pub use reason::{CredentialReason, ImageState, Reason, SecretProblem};
+pub use reason::{ImageState, Reason};
 pub use spec_error::SpecError;
 
 /// The API group of both resources.

@@ -113,38 +113,6 @@ impl Reason {
     }
 }
 
-/// Why a node's agent lacks credentials.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum CredentialReason {
-    /// The agent may not read a Secret.
-    SecretForbidden,
-    /// A Secret is not there.
-    MissingSecret,
-    /// A Secret does not hold what it should.
-    InvalidSecret,
-}
-
-impl CredentialReason {
-    /// The reason as it is written into a condition.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::SecretForbidden => "SecretForbidden",
-            Self::MissingSecret => "MissingSecret",
-            Self::InvalidSecret => "InvalidSecret",
-        }
-    }
-}
-
-/// Why a pull secret gives no credentials.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct SecretProblem {
-    /// The cause's class. `None`: it could not be read, for a cause that is not the Secret's.
-    pub reason: Option<CredentialReason>,
-    /// The cause in a sentence, never the content.
-    pub message: String,
-}
-
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -1,11 +1,14 @@
 //! The flags that several subcommands have.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use jiff::SignedDuration;
 
+use super::UsageError;
+use crate::credentials::{DockerFiles, NodeCredentials, NodeCredentialsError};
 use crate::decide::Timing;
 use crate::runtime::Endpoint;
 use crate::telemetry::logs::{self, Format, Level};
@@ -57,6 +60,92 @@ impl RuntimeFlags {
     pub fn timing(&self) -> Timing {
         Timing::default().divided_by(self.divide_delays)
     }
+}
+
+/// Which credentials of the node itself are used, as its kubelet uses them.
+#[derive(Args, Clone, Debug)]
+pub struct NodeCredentialFlags {
+    /// A folder with the node's docker configuration: config.json, else .dockercfg. Can be given several times, or as A:B; the first
+    /// that has one counts. Without it, pull looks where this machine's kubelet does, and run nowhere.
+    #[arg(
+        long,
+        env = "IMAGECACHE_NODE_DOCKER_CONFIG_DIR",
+        value_name = "DIR",
+        value_delimiter = ':'
+    )]
+    node_docker_config_dir: Vec<PathBuf>,
+
+    /// The kubelet's configuration of exec credential providers, as the kubelet's flag of this name: a file, or a folder of
+    /// *.json, *.yaml and *.yml.
+    #[arg(
+        long,
+        env = "IMAGECACHE_IMAGE_CREDENTIAL_PROVIDER_CONFIG",
+        value_name = "PATH"
+    )]
+    image_credential_provider_config: Option<PathBuf>,
+
+    /// The folder with the programs of these providers, as the kubelet's flag of this name.
+    #[arg(
+        long,
+        env = "IMAGECACHE_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR",
+        value_name = "DIR"
+    )]
+    image_credential_provider_bin_dir: Option<PathBuf>,
+}
+
+const DOCKER_CONFIG_DIR: &str = "--node-docker-config-dir";
+const PROVIDER_CONFIG: &str = "--image-credential-provider-config";
+const PROVIDER_BIN_DIR: &str = "--image-credential-provider-bin-dir";
+
+/// What a flag names cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag} cannot be used")]
+struct FlagError {
+    flag: &'static str,
+    source: NodeCredentialsError,
+}
+
+impl NodeCredentialFlags {
+    /// The credentials that the flags name, with the docker configuration in `else_in` if they name none.
+    pub fn read(
+        &self,
+        else_in: Option<DockerFiles>,
+        timing: &Timing,
+    ) -> Result<NodeCredentials, UsageError> {
+        let mut credentials = NodeCredentials::default();
+        if !self.node_docker_config_dir.is_empty() {
+            credentials
+                .read_docker_folders(&self.node_docker_config_dir, timing.docker_config)
+                .map_err(|error| unusable(DOCKER_CONFIG_DIR, error))?;
+        } else if let Some(files) = else_in {
+            credentials.read_docker(files, timing.docker_config);
+        }
+        match (
+            &self.image_credential_provider_config,
+            &self.image_credential_provider_bin_dir,
+        ) {
+            (Some(config), Some(bin)) => credentials
+                .ask_providers(config, bin, timing.provider)
+                .map_err(|error| match error {
+                    NodeCredentialsError::Folder { .. } => unusable(PROVIDER_BIN_DIR, error),
+                    _ => unusable(PROVIDER_CONFIG, error),
+                })?,
+            (None, None) => {}
+            (Some(_), None) => return Err(missing(PROVIDER_BIN_DIR, PROVIDER_CONFIG)),
+            (None, Some(_)) => return Err(missing(PROVIDER_CONFIG, PROVIDER_BIN_DIR)),
+        }
+        Ok(credentials)
+    }
+}
+
+fn unusable(flag: &'static str, source: NodeCredentialsError) -> UsageError {
+    UsageError::new(FlagError { flag, source })
+}
+
+fn missing(flag: &str, other: &str) -> UsageError {
+    UsageError::new(format!(
+        "{flag} is missing: {other} is given, and one is of no use without the other"
+    ))
 }
 
 /// What is logged, and how.

@@ -19,7 +19,7 @@ use tracing::{debug, info};
 use super::client::Cluster;
 use super::error::CallError;
 use super::watch::{Event, Watch};
-use crate::api::{CredentialReason, NamespacedName, SecretProblem};
+use crate::api::{CredentialProblem, CredentialReason, NamespacedName};
 use crate::credentials::{Entry, Secrets, secret};
 use crate::decide::{Inputs, SecretName};
 
@@ -62,7 +62,7 @@ enum Seen {
     Version(Option<String>),
 }
 
-type Answer = Result<Arc<Vec<Entry>>, SecretProblem>;
+type Answer = Result<Arc<Vec<Entry>>, CredentialProblem>;
 
 impl fmt::Debug for ClusterSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -103,7 +103,7 @@ impl ClusterSecrets {
                     debug!(secret = %name, %error, "taking the Secret as it was read last");
                     last.answer.clone()
                 }
-                None => Err(SecretProblem {
+                None => Err(CredentialProblem {
                     reason: None,
                     message: format!("it could not be read: {error}"),
                 }),
@@ -133,7 +133,7 @@ impl ClusterSecrets {
                 403 => (Seen::Nothing, Err(self.forbidden(name))),
                 404 => (
                     Seen::Absent,
-                    Err(SecretProblem {
+                    Err(CredentialProblem {
                         reason: Some(CredentialReason::MissingSecret),
                         message: "it is not there".to_owned(),
                     }),
@@ -148,9 +148,9 @@ impl ClusterSecrets {
         })
     }
 
-    fn forbidden(&self, name: &SecretName) -> SecretProblem {
+    fn forbidden(&self, name: &SecretName) -> CredentialProblem {
         let (here, there) = (&self.namespace, &name.namespace);
-        SecretProblem {
+        CredentialProblem {
             reason: Some(CredentialReason::SecretForbidden),
             message: format!(
                 "the agent may not read it; to let it read the Secrets of this namespace: kubectl create rolebinding {ROLE} --namespace={there} --clusterrole={ROLE} --serviceaccount={here}:imagecache-agent"
@@ -179,7 +179,7 @@ fn read(object: &Secret) -> Answer {
     let data = data.map(|(key, value)| (key.clone(), &value.0)).collect();
     secret::read(kind, &data)
         .map(Arc::new)
-        .map_err(|error| SecretProblem {
+        .map_err(|error| CredentialProblem {
             reason: Some(CredentialReason::InvalidSecret),
             message: error.to_string(),
         })

@@ -78,8 +78,13 @@ fn registry(key: &str) -> Option<String> {
     Some(format!("{}{path}", address.host))
 }
 
+/// Whether this can be a registry's name, with patterns in its host.
+pub(super) fn is_pattern(registry: &str) -> bool {
+    Address::parse(registry).is_some()
+}
+
 /// Whether a registry's name, which can hold patterns in its host, covers the image.
-fn is_for(registry: &str, image: &str) -> bool {
+pub(super) fn is_for(registry: &str, image: &str) -> bool {
     let (Some(registry), Some(image)) = (Address::parse(registry), Address::parse(image)) else {
         return false;
     };

@@ -6,12 +6,14 @@
 
 pub mod backoff;
 mod bytes;
+pub mod credentials;
 pub mod desired;
 pub mod fleet;
 pub mod inputs;
 pub mod leases;
 #[cfg(test)]
 mod model;
+pub mod node_sources;
 pub mod plan;
 pub mod pull_secrets;
 pub mod refresh;

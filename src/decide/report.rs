@@ -24,7 +24,7 @@ const MAX_FAILURES: usize = 3;
 /// Why the node's runtime does not answer, or that it does.
 pub const RUNTIME_READY: &str = "RuntimeReady";
 
-/// Which pull secrets give no credentials, or that all do.
+/// Which sources give no credentials, or that all do.
 pub const CREDENTIALS_READY: &str = "CredentialsReady";
 
 type States = BTreeMap<ImageKey, State>;
@@ -66,7 +66,7 @@ pub fn report(
         )
     };
     let (images, images_omitted) = images(world, &states, previous, now);
-    let credentials = world.secrets.condition();
+    let credentials = world.credentials();
     let bytes = |key: &ImageKey| bytes(world, key);
     let conditions = previous
         .map(|report| report.conditions.as_slice())

@@ -88,6 +88,10 @@ pub struct Timing {
     pub evicted: Doubling,
     /// How long an eviction is remembered.
     pub eviction_memory: Duration,
+    /// How long an exec credential provider may take to answer: as long as the kubelet lets it.
+    pub provider: Duration,
+    /// How long the node's docker configuration is good before it is read again: as long as in the kubelet.
+    pub docker_config: Duration,
     /// The time limit of one request to the API server that is not a watch.
     pub api_call: Duration,
     /// Between attempts to reach an API server that does not answer.
@@ -143,6 +147,8 @@ impl Default for Timing {
             wrong_image: Duration::from_mins(30),
             evicted: Doubling::seconds(10 * 60, 60 * 60),
             eviction_memory: Duration::from_hours(1),
+            provider: Duration::from_mins(1),
+            docker_config: Duration::from_mins(5),
             api_call: Duration::from_secs(10),
             api_retry: Doubling::seconds(1, 30),
             election: Duration::from_secs(15),
@@ -160,8 +166,8 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The same with every delay before a repeated pull divided, and the time for which downloads that nobody wants are kept, for
-    /// tests that wait for these.
+    /// The same with every delay before a repeated pull divided, and the times for which downloads that nobody wants are kept, the
+    /// docker configuration is good and a provider is waited for: for tests that wait for these.
     #[must_use]
     pub fn divided_by(self, divisor: u32) -> Self {
         let by = divisor.max(1);
@@ -179,6 +185,8 @@ impl Timing {
             wrong_image: self.wrong_image / by,
             evicted: doubling(self.evicted),
             lease_kept: self.lease_kept / by,
+            provider: self.provider / by,
+            docker_config: self.docker_config / by,
             ..self
         }
     }

@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::backoff;
 use super::desired::{Desired, ImageKey};
 use super::inputs::{Known, SecretName};
 use super::leases::Leases;
+use super::node_sources::NodeSources;
 use super::pull_secrets::PullSecrets;
 use super::refresh::{Refresh, Refreshes, Resolved};
 use super::registries::{News, Registries};
 use super::timing::Timing;
 use super::traffic::{Traffic, Yielding};
-use crate::api::{ImageState, NodeImageCacheStatus, Reason};
+use super::{backoff, credentials};
+use crate::api::{CredentialProblem, ImageState, NodeImageCacheStatus, NodeSource, Reason};
 
 /// The time, on the two clocks that there are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -134,6 +135,8 @@ pub struct World {
     pub secrets: PullSecrets,
     /// Registries that are being left alone.
     pub registries: Registries,
+    /// What is known of the node's own credentials.
+    pub node: NodeSources,
     /// The node's downloads.
     pub traffic: Traffic,
     /// How far pulls make way for the downloads of others.
@@ -170,6 +173,7 @@ impl World {
             }
             self.asked.retain(|key, _| desired.images.contains_key(key));
             self.secrets.keep_named(desired);
+            self.node.keep_wanted(desired);
         }
         self.desired = desired;
         fresh
@@ -227,6 +231,25 @@ impl World {
                 memory.refresh.asked = memory.refresh.asked.map(|at| at + delay);
             }
         }
+    }
+
+    /// A pull of this image read these sources of credentials: why one gave none, if it did not.
+    pub fn read_credentials(
+        &mut self,
+        key: &ImageKey,
+        secrets: BTreeMap<Arc<SecretName>, Option<CredentialProblem>>,
+        node: &BTreeMap<NodeSource, Option<CredentialProblem>>,
+    ) {
+        self.secrets.read(secrets);
+        let memory = &self.memory;
+        let is_failing = |image: &ImageKey| memory.get(image).is_some_and(|one| one.last.is_some());
+        self.node.read(key, node, is_failing);
+    }
+
+    /// Status, reason and message of the node's condition for credentials.
+    #[must_use]
+    pub fn credentials(&self) -> (bool, &'static str, String) {
+        credentials::condition(&self.secrets, &self.node)
     }
 
     /// The pull secrets of images that failed, and those that gave no credentials: a change of one of them is worth to know at once.

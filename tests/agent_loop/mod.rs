@@ -51,6 +51,7 @@ impl Agent {
             runtime: watch::channel(Runtime::default()).0,
             downloads: None,
             secrets: Arc::new(NoCluster),
+            node: Arc::default(),
             awaited: watch::channel(BTreeSet::new()).0,
             metrics: Metrics::default(),
         };

@@ -19,7 +19,10 @@ mod guarded;
 mod killed;
 mod labels;
 mod lists;
+mod node_credentials;
 mod nodes;
+#[path = "../plugin/mod.rs"]
+mod plugin;
 mod presence;
 mod refresh;
 mod registries;

@@ -64,6 +64,8 @@ async fn a_private_image_comes_with_its_secret_and_the_password_stands_nowhere()
                 let report = fleet.report("n1").await?.context("no report")?;
                 let ready = find(&report.conditions, "CredentialsReady").context("no condition")?;
                 ensure!(ready.status == "True", "{}", ready.message);
+                let off = "node credentials are off (--node-docker-config-dir, ";
+                ensure!(ready.message.contains(off), "{}", ready.message);
                 Ok(())
             })
             .await?;
@@ -72,9 +74,10 @@ async fn a_private_image_comes_with_its_secret_and_the_password_stands_nowhere()
             secret(fleet, &config(&[&private, &tokens], PASSWORD)).await?;
             fleet.until_ready("private", ACTED_ON).await?;
 
-            // In steady state nobody asks for the Secret, nor watches it.
+            // In steady state nobody asks for the Secret, nor watches it: for as long as what was read of it is taken without
+            // asking, so that what follows reads it anew.
             let mark = fleet.cluster.api_mark();
-            tokio::time::sleep(Duration::from_secs(5)).await;
+            tokio::time::sleep(Duration::from_secs(10)).await;
             let asked = fleet.cluster.api_requests(mark);
             let asked: Vec<_> = asked
                 .iter()

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::pending;
 use std::io::{IsTerminal, Write, stderr, stdout};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +20,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::flags::{LogFlags, RuntimeFlags, duration};
+use super::flags::{LogFlags, NodeCredentialFlags, RuntimeFlags, duration};
 use super::{UsageError, block_on, say, terminated};
 use crate::agent::{self, Channels, Downloads, Settings};
 use crate::api::NodeImageCacheStatus;
-use crate::credentials::NoCluster;
+use crate::credentials::{DockerFiles, NoCluster, NodeCredentials};
 use crate::decide::spread::Spread;
 use crate::decide::world::Runtime;
 use crate::decide::{Caches, Inputs, Known, Node, desired};
@@ -85,6 +86,9 @@ pub struct Flags {
     runtime: RuntimeFlags,
 
     #[command(flatten)]
+    credentials: NodeCredentialFlags,
+
+    #[command(flatten)]
     log: LogFlags,
 }
 
@@ -134,7 +138,12 @@ impl fmt::Display for End {
 pub fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     flags.log.start(Level::off());
     let inputs = inputs(flags)?;
-    block_on(pull(flags, inputs))
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    let here = std::env::current_dir().ok();
+    let files = DockerFiles::of_kubelet(here.as_deref(), home.as_ref().map(Path::new));
+    let timing = flags.runtime.timing();
+    let credentials = flags.credentials.read(Some(files), &timing)?;
+    block_on(pull(flags, inputs, credentials))
 }
 
 fn inputs(flags: &Flags) -> anyhow::Result<Inputs> {
@@ -179,7 +188,11 @@ fn architecture() -> &'static str {
     }
 }
 
-async fn pull(flags: &Flags, inputs: Inputs) -> anyhow::Result<ExitCode> {
+async fn pull(
+    flags: &Flags,
+    inputs: Inputs,
+    credentials: NodeCredentials,
+) -> anyhow::Result<ExitCode> {
     let wanted = desired(&inputs);
     let wanted = wanted
         .known()
@@ -191,7 +204,7 @@ async fn pull(flags: &Flags, inputs: Inputs) -> anyhow::Result<ExitCode> {
         return print(flags.output, &unasked, &End::Over);
     }
     let endpoint = endpoint(&flags.runtime).await?;
-    let (status, end) = work(flags, inputs, unasked, endpoint).await?;
+    let (status, end) = work(flags, inputs, credentials, unasked, endpoint).await?;
     print(flags.output, &status, &end)
 }
 
@@ -212,6 +225,7 @@ async fn endpoint(flags: &RuntimeFlags) -> anyhow::Result<Endpoint> {
 async fn work(
     flags: &Flags,
     inputs: Inputs,
+    credentials: NodeCredentials,
     unasked: NodeImageCacheStatus,
     endpoint: Endpoint,
 ) -> anyhow::Result<(Arc<NodeImageCacheStatus>, End)> {
@@ -239,6 +253,7 @@ async fn work(
         runtime,
         downloads: Some(downloads),
         secrets: Arc::new(NoCluster),
+        node: Arc::new(credentials),
         awaited: watch::channel(BTreeSet::new()).0,
         metrics: Metrics::default(),
     };

@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use super::outcome::{ATTEMPTS, is_final, was_asked};
 use crate::agent::Downloads;
 use crate::api::node_image_cache::ImageReport;
-use crate::api::{ImageState, NodeImageCacheStatus};
+use crate::api::{ImageState, NodeImageCacheStatus, condition};
 use crate::cli::say;
+use crate::decide::report::CREDENTIALS_READY;
 use crate::runtime::Progress;
 
 /// How often a line tells how far a pull is, where there are no bars.
@@ -30,6 +31,8 @@ pub struct Screen {
     images: BTreeMap<String, Seen>,
     /// The runtime has answered before: what becomes ready from now on was pulled.
     asked: bool,
+    /// What was last said of credentials that are lacking.
+    lacking: Option<String>,
 }
 
 /// What was last seen of an image.
@@ -55,6 +58,7 @@ impl Screen {
             bars: None,
             images: BTreeMap::new(),
             asked: false,
+            lacking: None,
         }
     }
 
@@ -124,6 +128,15 @@ impl Screen {
     fn take(&mut self, status: &NodeImageCacheStatus, now: Instant) -> Vec<String> {
         let lines_of_pulls = self.bars.is_none();
         let mut lines = Vec::new();
+        let credentials = condition::find(&status.conditions, CREDENTIALS_READY);
+        let lacking = credentials
+            .filter(|ready| ready.status == "False")
+            .map(|ready| ready.message.clone());
+        if lacking != self.lacking {
+            let line = lacking.as_ref().map(|what| format!("lacking  {what}"));
+            lines.extend(line);
+            self.lacking = lacking;
+        }
         for image in &status.images {
             let before = self.images.get(&image.image);
             let line = match image.state {

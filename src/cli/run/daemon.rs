@@ -17,6 +17,7 @@ use crate::api::NodeImageCacheStatus;
 use crate::cli::flags::RuntimeFlags;
 use crate::cli::{UsageError, terminated};
 use crate::cluster::{self, Cluster, ClusterSecrets, Scale, lease};
+use crate::credentials::NodeCredentials;
 use crate::decide::Inputs;
 use crate::decide::spread::Spread;
 use crate::decide::world::Runtime;
@@ -27,7 +28,11 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::readiness::Readiness;
 
 /// Starts every task, and waits for the first that ends: none may before the shutdown.
-pub async fn serve(flags: &Flags, node: Option<&str>) -> anyhow::Result<ExitCode> {
+pub async fn serve(
+    flags: &Flags,
+    node: Option<&str>,
+    credentials: NodeCredentials,
+) -> anyhow::Result<ExitCode> {
     let timing = flags.runtime.timing();
     let listener = admin::bind(flags.admin_addr)
         .await
@@ -58,7 +63,10 @@ pub async fn serve(flags: &Flags, node: Option<&str>) -> anyhow::Result<ExitCode
     let (scale, scaled) = watch::channel(Scale::default());
     daemon.watch_readiness(told.clone(), node.is_some());
     match node.filter(|_| flags.role.pulls()) {
-        Some(node) => daemon.start_agent(node.to_owned(), inputs, told.clone(), scaled),
+        Some(node) => {
+            let credentials = Arc::new(credentials);
+            daemon.start_agent(node.to_owned(), credentials, inputs, told.clone(), scaled);
+        }
         None => daemon.start_watch(inputs),
     }
     if flags.role.summarizes() {
@@ -125,10 +133,14 @@ impl Daemon<'_> {
     fn start_agent(
         &mut self,
         node: String,
+        credentials: Arc<NodeCredentials>,
         inputs: watch::Sender<Inputs>,
         told: watch::Receiver<Inputs>,
         scale: watch::Receiver<Scale>,
     ) {
+        if !credentials.is_off() {
+            info!(sources = %credentials, "using credentials of the node");
+        }
         let (reports, reported) = watch::channel(None);
         let (runtime, runtime_now) = watch::channel(Runtime::default());
         let check = self.readiness.check("runtime", "it has not been asked yet");
@@ -180,6 +192,7 @@ impl Daemon<'_> {
                 runtime,
                 downloads: None,
                 secrets,
+                node: credentials,
                 awaited,
                 metrics,
             };

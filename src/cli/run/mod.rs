@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::flags::{LogFlags, RuntimeFlags, duration_or_zero};
+use super::flags::{LogFlags, NodeCredentialFlags, RuntimeFlags, duration_or_zero};
 use super::{UsageError, block_on};
 use crate::telemetry::logs::Level;
 
@@ -57,6 +57,9 @@ pub struct Flags {
 
     #[command(flatten)]
     runtime: RuntimeFlags,
+
+    #[command(flatten)]
+    credentials: NodeCredentialFlags,
 
     #[command(flatten)]
     log: LogFlags,
@@ -130,7 +133,8 @@ pub fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     flags.log.start(Level::info());
     let node = flags.node()?;
     flags.check()?;
-    block_on(daemon::serve(flags, node))
+    let credentials = flags.credentials.read(None, &flags.runtime.timing())?;
+    block_on(daemon::serve(flags, node, credentials))
 }
 
 #[cfg(test)]
