@@ -191,7 +191,8 @@ pub async fn secret_in(fleet: &Fleet, namespace: &str, name: &str, config: &str)
 async fn lacks(fleet: &Fleet, reason: &str) -> Result<String> {
     let mut said = String::new();
     for node in ["n3", "n2", "n1"] {
-        said = wait_for(format!("{reason} on {node}"), SOON, async || {
+        // A right that is given is noticed within 36 s: an API server is not asked more often by whoever it refuses.
+        said = wait_for(format!("{reason} on {node}"), SOON * 2, async || {
             let report = fleet.report(node).await?.context("no report")?;
             let ready = find(&report.conditions, "CredentialsReady").context("no condition")?;
             ensure!(
