@@ -180,7 +180,7 @@ async fn a_lease_keeps_what_a_dropped_pull_has_downloaded_until_it_is_discarded(
             .push("lab/large:1", &ImageSpec::small(1).layer(2, 8 << 20))
             .await;
         let containerd = node.containerd().await;
-        let ours = lease("imagecache-test", &reference);
+        let mut ours = lease("imagecache-test", &reference);
         assert_eq!(
             node.runtime.pull(&reference, Some(&ours.id)).await,
             Err(PullError::NoLease)
@@ -200,6 +200,13 @@ async fn a_lease_keeps_what_a_dropped_pull_has_downloaded_until_it_is_discarded(
         }
         let kept = look(&containerd, &mut containerd.progress(&ours.id)).await;
         assert!(kept.done_bytes > 2_000_000, "{kept:?}");
+
+        // A new lease takes over all that the old one keeps.
+        let old = std::mem::replace(&mut ours.id, "imagecache-test-b".to_owned()).clone();
+        containerd.renew_lease(&old, &ours).await.unwrap();
+        assert_eq!(containerd.leases().await.unwrap(), [ours.clone()]);
+        let moved = look(&containerd, &mut containerd.progress(&ours.id)).await;
+        assert_eq!(moved, kept);
 
         node.proxy.limit(None);
         node.proxy.forget();

@@ -7,6 +7,7 @@
 #[path = "../../tests/stories/fleet.rs"]
 #[allow(dead_code)]
 mod fleet;
+mod manners;
 mod measure;
 mod page;
 

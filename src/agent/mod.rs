@@ -28,7 +28,7 @@ pub use traffic::Downloads;
 use crate::api::NodeImageCacheStatus;
 use crate::credentials::{NodeCredentials, Secrets};
 use crate::decide::desired::{Desired, ImageKey};
-use crate::decide::leases::lease_id;
+use crate::decide::leases::Leases;
 use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
 use crate::decide::spread::{Spread, start_delay};
@@ -155,6 +155,13 @@ pub async fn run(
     agent.await
 }
 
+/// A lease is gone.
+struct Released {
+    id: String,
+    /// The one that keeps now what it kept, its image, and when it ends.
+    successor: Option<(String, ImageKey, Duration)>,
+}
+
 struct Agent {
     settings: Settings,
     channels: Channels,
@@ -166,7 +173,7 @@ struct Agent {
     session: Option<Arc<Session>>,
     pulls: JoinSet<(ImageKey, Pulled)>,
     /// Leases that are being given up.
-    releases: JoinSet<String>,
+    releases: JoinSet<Released>,
     landed: (
         mpsc::UnboundedSender<ImageKey>,
         mpsc::UnboundedReceiver<ImageKey>,
@@ -221,7 +228,12 @@ impl Agent {
                     Ok((key, pulled)) => self.take_pulled(&key, &pulled),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
                 },
-                Some(Ok(id)) = self.releases.join_next() => self.world.leases.released(&id),
+                Some(Ok(released)) = self.releases.join_next() => {
+                    self.world.leases.released(&released.id);
+                    if let Some((id, image, expires)) = released.successor {
+                        self.world.leases.hold(id, image, expires);
+                    }
+                }
                 Some(key) = self.landed.1.recv() => self.world.landed(&key),
                 () = sleep_until(wake) => {}
             }
@@ -326,6 +338,11 @@ impl Agent {
             let seconds_left = advance.left().map(|left| left.as_secs());
             info!(image = %key, bytes = done, of = total, bytes_per_second = rate.round(), seconds_left, "still pulling");
         }
+        let bytes = self.world.traffic.bytes();
+        let (done, total) = bytes.fold((0, 0), |sum, (_, (done, total))| {
+            (sum.0 + done, sum.1 + total)
+        });
+        self.channels.metrics.downloading(done, total);
         // A pull that is over before this costs no report of its own.
         let every = self.channels.spread.borrow().progress;
         let since = *self.bytes_reported_at.get_or_insert_with(Instant::now);
@@ -436,6 +453,9 @@ impl Agent {
         for id in plan.release {
             self.release(id);
         }
+        for id in plan.renew {
+            self.renew(id, now);
+        }
         for key in plan.start {
             self.start(key, now);
         }
@@ -478,7 +498,7 @@ impl Agent {
             .world
             .pulls
             .keys()
-            .map(|key| (key.clone(), lease_id(key).into()));
+            .map(|key| (key.clone(), self.world.leases.of(key).0.into()));
         let subject = Subject {
             containerd: session.and_then(|session| session.containerd.clone()),
             leases: leases.collect(),
@@ -487,6 +507,7 @@ impl Agent {
         if subject.is_idle() {
             self.world.traffic.forget_others();
             self.bytes_reported_at = None;
+            self.channels.metrics.downloading(0, 0);
         }
         self.subject.send_if_modified(|before| {
             let changed = before.leases != subject.leases
@@ -507,7 +528,37 @@ impl Agent {
             if let Err(error) = containerd.delete_lease(&id).await {
                 debug!(%id, %error, "a lease is left until the next connection");
             }
-            id
+            let successor = None;
+            Released { id, successor }
+        });
+    }
+
+    /// Replaces a lease that would not last for the next pull. What it keeps is lost if that fails, and nothing else.
+    fn renew(&mut self, id: String, now: Now) {
+        let session = self.session.as_ref();
+        let Some(containerd) = session.and_then(|session| session.containerd.clone()) else {
+            return;
+        };
+        let Some(image) = self.world.leases.release(&id) else {
+            return;
+        };
+        let length = self.settings.timing.lease;
+        let new = Lease {
+            id: Leases::successor(&id),
+            image: image.to_string(),
+            expires: now.wall.checked_add(length).ok(),
+        };
+        self.releases.spawn(async move {
+            let successor = match containerd.renew_lease(&id, &new).await {
+                Ok(()) => Some((new.id, image, now.monotonic + length)),
+                Err(error) => {
+                    debug!(%id, %error, "a lease could not be replaced");
+                    let _ = containerd.delete_lease(&id).await;
+                    let _ = containerd.delete_lease(&new.id).await;
+                    None
+                }
+            };
+            Released { id, successor }
         });
     }
 
@@ -521,10 +572,10 @@ impl Agent {
         let cancel = CancellationToken::new();
         let timing = &self.settings.timing;
         let is_refresh = self.world.is_ready(&key);
-        let resumes = self.world.leases.is_held(&lease_id(&key));
+        let (lease, resumes) = self.world.leases.of(&key);
         let lease = session.containerd.clone().map(|containerd| {
             let lease = Lease {
-                id: lease_id(&key),
+                id: lease,
                 image: key.to_string(),
                 expires: now.wall.checked_add(timing.lease).ok(),
             };

@@ -8,12 +8,14 @@ use super::spread::hash;
 use super::timing::Timing;
 use super::world::{Answers, Pull};
 
-/// The id of an image's lease: the same at each attempt, in this process and the next. Two images that share one, by a chance of one
-/// in 2^64, would share their downloads too.
-#[must_use]
-pub fn lease_id(key: &ImageKey) -> String {
+/// The id of an image's first lease: the same in this process and the next. Two images that share one, by a chance of one in 2^64,
+/// would share their downloads too.
+fn lease_id(key: &ImageKey) -> String {
     format!("imagecache-agent-{:016x}", hash(key))
 }
+
+/// What the id of every second lease of an image ends with.
+const SECOND: &str = "-b";
 
 /// A lease that the runtime has.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -23,6 +25,8 @@ struct Held {
     expires: Duration,
     /// When it is to be given up, as things stand.
     release: Option<Duration>,
+    /// Its image is still to be pulled, and the next pull could outlast it.
+    is_short: bool,
 }
 
 /// Our leases, by their ids.
@@ -48,13 +52,28 @@ impl Leases {
             image,
             expires,
             release: None,
+            is_short: false,
         });
     }
 
-    /// Whether the runtime has this lease.
+    /// The lease of an image: its id, and whether the runtime has it.
     #[must_use]
-    pub fn is_held(&self, id: &str) -> bool {
-        self.held.contains_key(id)
+    pub fn of(&self, image: &ImageKey) -> (String, bool) {
+        let held = self.held.iter().find(|(_, lease)| lease.image == *image);
+        held.map_or_else(|| (lease_id(image), false), |(id, _)| (id.clone(), true))
+    }
+
+    /// Those to replace now: their ids, and their images.
+    pub(super) fn short(&self) -> impl Iterator<Item = (&String, &ImageKey)> {
+        let short = self.held.iter().filter(|(_, lease)| lease.is_short);
+        short.map(|(id, lease)| (id, &lease.image))
+    }
+
+    /// The id of the lease that replaces this one. There are two of each image, in turns.
+    #[must_use]
+    pub fn successor(id: &str) -> String {
+        id.strip_suffix(SECOND)
+            .map_or_else(|| format!("{id}{SECOND}"), str::to_owned)
     }
 
     /// Says of each lease whether and when it is to be given up. Never while its pull runs.
@@ -68,12 +87,14 @@ impl Leases {
     ) {
         for lease in self.held.values_mut() {
             let is_present = asked.get(&lease.image).is_some_and(Option::is_some);
-            lease.release = if pulls.contains_key(&lease.image) {
+            let is_wanted = desired.images.contains_key(&lease.image);
+            let is_idle = !pulls.contains_key(&lease.image);
+            let ends = lease.expires < now + timing.lease_spare;
+            lease.is_short = is_idle && is_wanted && !is_present && ends;
+            lease.release = if !is_idle || (is_wanted && !is_present) {
                 None
-            } else if is_present || lease.expires < now + timing.lease_spare {
+            } else if is_present || ends {
                 Some(now)
-            } else if desired.images.contains_key(&lease.image) {
-                None
             } else {
                 lease.release.or(Some(now + timing.lease_kept))
             };
@@ -93,11 +114,11 @@ impl Leases {
         (due.into_iter().map(|(_, id)| id).collect(), next)
     }
 
-    /// Giving this one up has begun.
-    pub fn release(&mut self, id: &str) {
-        if let Some((id, lease)) = self.held.remove_entry(id) {
-            self.releasing.insert(id, lease.image);
-        }
+    /// Giving this one up, or replacing it, has begun. Returns its image.
+    pub fn release(&mut self, id: &str) -> Option<ImageKey> {
+        let (id, lease) = self.held.remove_entry(id)?;
+        self.releasing.insert(id, lease.image.clone());
+        Some(lease.image)
     }
 
     /// Giving it up has ended.
@@ -136,6 +157,18 @@ mod tests {
         assert!(!leases.is_releasing(&"a".into()));
         leases.release("gone");
         assert!(leases.releasing.is_empty());
+    }
+
+    #[test]
+    fn an_image_has_two_leases_in_turns() {
+        let image = ImageKey::from("a");
+        let mut leases = Leases::default();
+        let (first, is_held) = leases.of(&image);
+        assert!(!is_held);
+        let second = Leases::successor(&first);
+        assert_eq!(Leases::successor(&second), first);
+        leases.hold(second.clone(), image.clone(), HOUR);
+        assert_eq!(leases.of(&image), (second, true));
     }
 
     #[test]

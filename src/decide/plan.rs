@@ -21,6 +21,8 @@ pub struct Plan {
     pub cancel: Vec<ImageKey>,
     /// Leases that nothing needs any more.
     pub release: Vec<String>,
+    /// Leases to replace by longer ones, before their images are pulled.
+    pub renew: Vec<String>,
     /// More is to be pulled than is started.
     pub more: bool,
     /// When, on the monotonic clock, to plan again even if nothing happens.
@@ -69,6 +71,8 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     }
 
     let (release, mut wake) = world.leases.due(now.monotonic);
+    let renew: Vec<_> = world.leases.short().map(|(id, _)| id.clone()).collect();
+    let short: BTreeSet<_> = world.leases.short().map(|(_, image)| image).collect();
     let mut due: Vec<Due> = Vec::new();
     for (key, wanted) in &desired.images {
         // Not asked for yet: it may be there.
@@ -77,7 +81,8 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
             || wanted.reference.is_err()
             || wanted.paused
             || world.pulls.contains_key(key)
-            || world.leases.is_releasing(key);
+            || world.leases.is_releasing(key)
+            || short.contains(key);
         if idle {
             continue;
         }
@@ -134,6 +139,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         start,
         cancel,
         release,
+        renew,
         wake,
     }
 }
@@ -403,11 +409,7 @@ mod tests {
         world.leases.release("c");
         // Of its hundred hours, less than 24 are left.
         let late = 76 * 3600 + 1;
-        assert_eq!(
-            plan_at(&mut world, late).release,
-            ["a"],
-            "it would not last"
-        );
+        assert_eq!(plan_at(&mut world, late).renew, ["a"], "it would not last");
         world.desired = Known::Unknown;
         assert!(plan_at(&mut world, late).release.is_empty());
     }

@@ -13,8 +13,8 @@ use super::error::{RuntimeError, Unavailable};
 use super::images::Runtime;
 use super::proto::containerd::leases::leases_client::LeasesClient;
 use super::proto::containerd::leases::{
-    CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, ListResourcesResponse,
-    Resource,
+    AddResourceRequest, CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest,
+    ListResourcesResponse, Resource,
 };
 use super::proto::containerd::version::version_client::VersionClient;
 
@@ -112,6 +112,22 @@ impl Containerd {
     /// Never while its pull runs: the pull would fail.
     pub async fn discard_lease(&self, id: &str) -> Result<(), RuntimeError> {
         self.delete(id, true).await
+    }
+
+    /// Replaces a lease by a new one that keeps the same: the time of the old one cannot be changed.
+    ///
+    /// Never while its pull runs.
+    pub async fn renew_lease(&self, old: &str, new: &Lease) -> Result<(), RuntimeError> {
+        self.create_lease(new).await?;
+        for resource in self.resources(old).await? {
+            let request = namespaced(AddResourceRequest {
+                id: new.id.clone(),
+                resource: Some(resource),
+            });
+            let answer = async { self.leases_client().add_resource(request).await };
+            self.call("add to a lease", answer).await?;
+        }
+        self.delete_lease(old).await
     }
 
     /// The leases that this program has made, in this process or before.

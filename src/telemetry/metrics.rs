@@ -24,6 +24,7 @@ pub struct Metrics {
     pull_seconds: Histogram,
     pulled_bytes: Counter,
     images: Family<ImageLabels, Gauge>,
+    downloading: [Gauge; 2],
     api_writes: Family<WriteLabels, Counter>,
     leader: Gauge,
 }
@@ -54,6 +55,7 @@ impl Default for Metrics {
             pull_seconds,
             pulled_bytes: Counter::default(),
             images: Family::default(),
+            downloading: Default::default(),
             api_writes: Family::default(),
             leader: Gauge::default(),
         };
@@ -86,6 +88,19 @@ impl Metrics {
             "images",
             "Wanted images on this node, by state",
             self.images.clone(),
+        );
+        let [done, total] = &self.downloading;
+        registry.register_with_unit(
+            "downloading_done",
+            "What the pulls under way have brought so far",
+            Unit::Bytes,
+            done.clone(),
+        );
+        registry.register_with_unit(
+            "downloading_total",
+            "Size of the images whose pulls are under way, as far as it is known",
+            Unit::Bytes,
+            total.clone(),
         );
         registry.register(
             "api_writes",
@@ -123,6 +138,13 @@ impl Metrics {
         self.images
             .get_or_create(&ImageLabels { state })
             .set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Sets how far the pulls under way are: bytes so far, and in all.
+    pub fn downloading(&self, done: u64, total: u64) {
+        for (gauge, bytes) in self.downloading.iter().zip([done, total]) {
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
     }
 
     /// Counts a write of this resource, such as `nodeimagecaches`; the result is [`SUCCESS`] or a word for the failure.
