@@ -24,6 +24,7 @@ mod nodes;
 #[path = "../plugin/mod.rs"]
 mod plugin;
 mod presence;
+mod progress;
 mod refresh;
 mod registries;
 mod resume;
