@@ -39,7 +39,7 @@ use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
 use keys::Sources;
 use look::{Questions, questions};
-use pull::{Pull, Pulled};
+use pull::{Pull, Pulled, Step, Steps};
 use traffic::{Overlook, Subject};
 use watch::{Observed, Session, Watch};
 
@@ -134,7 +134,7 @@ pub async fn run(
         session: None,
         pulls: JoinSet::new(),
         releases: JoinSet::new(),
-        landed: mpsc::unbounded_channel(),
+        steps: mpsc::unbounded_channel(),
         subject,
         sight,
         bytes_reported_at: None,
@@ -174,10 +174,8 @@ struct Agent {
     pulls: JoinSet<(ImageKey, Pulled)>,
     /// Leases that are being given up.
     releases: JoinSet<Released>,
-    landed: (
-        mpsc::UnboundedSender<ImageKey>,
-        mpsc::UnboundedReceiver<ImageKey>,
-    ),
+    /// What the pulls tell.
+    steps: (Steps, mpsc::UnboundedReceiver<(ImageKey, Step)>),
     /// Which downloads to look at, and what was seen of them.
     subject: channel::Sender<Subject>,
     sight: channel::Receiver<Arc<Sight>>,
@@ -234,7 +232,13 @@ impl Agent {
                         self.world.leases.hold(id, image, expires);
                     }
                 }
-                Some(key) = self.landed.1.recv() => self.world.landed(&key),
+                Some((key, step)) = self.steps.1.recv() => match step {
+                    Step::Asked => {
+                        let now = self.now().monotonic;
+                        self.world.traffic.asked(&key, now);
+                    }
+                    Step::Landed => self.world.landed(&key),
+                },
                 () = sleep_until(wake) => {}
             }
         }
@@ -323,10 +327,7 @@ impl Agent {
     fn take_sight(&mut self) {
         let now = self.now().monotonic;
         let timing = &self.settings.timing;
-        let mut sight = Sight::clone(&self.sight.borrow_and_update());
-        if !self.settings.yield_to_pods {
-            sight.others.clear();
-        }
+        let sight = Arc::clone(&self.sight.borrow_and_update());
         let containerd = self
             .session
             .as_ref()
@@ -405,7 +406,7 @@ impl Agent {
     fn tell(&self, key: &ImageKey, pulled: &Pulled, took: Duration, before: Option<&Failed>) {
         let (metrics, seconds) = (&self.channels.metrics, took.as_secs_f64());
         match &pulled.outcome {
-            Outcome::Pulled(_) if pulled.found => {
+            Outcome::Found(_) => {
                 debug!(image = %key, "the image is there already");
             }
             Outcome::Pulled(image) => {
@@ -442,6 +443,9 @@ impl Agent {
         let now = self.now();
         let yielded = self.world.yielding;
         self.world.tend(now.monotonic, &self.settings.timing);
+        if !self.settings.yield_to_pods {
+            self.world.yielding = Yielding::No;
+        }
         self.tell_yielding(yielded);
         let plan = plan(&self.world, self.settings.max_parallel_pulls, now);
         for key in &plan.cancel {
@@ -502,6 +506,7 @@ impl Agent {
         let subject = Subject {
             containerd: session.and_then(|session| session.containerd.clone()),
             leases: leases.collect(),
+            kept: self.world.leases.idle(&self.world.pulls),
             more,
         };
         if subject.is_idle() {
@@ -511,6 +516,7 @@ impl Agent {
         }
         self.subject.send_if_modified(|before| {
             let changed = before.leases != subject.leases
+                || before.kept != subject.kept
                 || before.more != more
                 || before.containerd.is_some() != subject.containerd.is_some();
             *before = subject;
@@ -598,7 +604,7 @@ impl Agent {
                 node: self.channels.node.clone(),
             },
             ask_first: !session.status.events && !is_refresh,
-            landed: self.landed.0.clone(),
+            steps: self.steps.0.clone(),
         };
         if is_refresh {
             debug!(image = %key, "asking the registry again");

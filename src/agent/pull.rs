@@ -33,9 +33,21 @@ pub struct Pull {
     pub sources: Sources,
     /// Whether to ask first if the image is there: the runtime does not tell when others bring images.
     pub ask_first: bool,
-    /// Where the pull tells that the runtime has the image: whatever waits for a slot need not wait for what follows.
-    pub landed: mpsc::UnboundedSender<ImageKey>,
+    /// Where the pull tells how far it is.
+    pub steps: Steps,
 }
+
+/// How far a pull is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// The runtime is asked for the image.
+    Asked,
+    /// The runtime has it: whatever waits for a slot need not wait for what follows.
+    Landed,
+}
+
+/// Where pulls tell how far they are.
+pub type Steps = mpsc::UnboundedSender<(ImageKey, Step)>;
 
 /// What came of a pull.
 #[derive(Debug)]
@@ -44,8 +56,6 @@ pub struct Pulled {
     pub outcome: Outcome,
     /// The runtime's own name for the image.
     pub resolved: Option<String>,
-    /// The image was there already: no request was made to the registry.
-    pub found: bool,
     /// The pull secrets that were read, and why one gave no credentials.
     pub secrets: BTreeMap<Arc<SecretName>, Option<CredentialProblem>>,
     /// The same of the node's own sources.
@@ -57,7 +67,6 @@ impl From<Outcome> for Pulled {
         Self {
             outcome,
             resolved: None,
-            found: false,
             secrets: BTreeMap::new(),
             node: NodeReading::new(),
         }
@@ -71,10 +80,7 @@ impl Pull {
         if self.ask_first {
             match looker.find(&self.key, &self.question).await {
                 Ok(Some(image)) if image.foreign_platform.is_none() => {
-                    return Pulled {
-                        found: true,
-                        ..Outcome::Pulled(image).into()
-                    };
+                    return Outcome::Found(image).into();
                 }
                 Ok(_) => {}
                 Err(error) => return lost_or_failed(&error).into(),
@@ -106,7 +112,7 @@ impl Pull {
             }
         };
         // Nobody listens any more when the agent ends.
-        let _ = self.landed.send(self.key.clone());
+        let _ = self.steps.send((self.key.clone(), Step::Landed));
         let image = match looker.find(&self.key, &self.question).await {
             Ok(Some(image)) => image,
             // The runtime keeps it under a name of its own.
@@ -163,6 +169,7 @@ impl Pull {
 
     /// `None`: cancelled.
     async fn pull(&self, key: Option<&Named>) -> Option<Result<String, PullError>> {
+        let _ = self.steps.send((self.key.clone(), Step::Asked));
         let auth = key.map(|key| Auth {
             username: &key.credential.username,
             password: &key.credential.password,
@@ -170,9 +177,16 @@ impl Pull {
         let Some((containerd, lease)) = &self.lease else {
             return self.pull_plainly(auth).await;
         };
-        if let Err(error) = containerd.create_lease(lease).await {
-            debug!(image = %self.key, %error, "no lease: pulling without one");
-            return self.pull_plainly(auth).await;
+        // Without one all that is downloaded could be lost, and would be taken for the work of others.
+        match containerd.create_lease(lease).await {
+            Ok(()) => {}
+            Err(RuntimeError::Unavailable(why)) => return Some(Err(why.into())),
+            Err(error @ RuntimeError::Failed { .. }) => {
+                return Some(Err(PullError::Failed {
+                    reason: Reason::PullFailed,
+                    message: error.to_string(),
+                }));
+            }
         }
         let name = self.question.reference.pull_form();
         let pull = self.runtime.pull_as(auth, &name, Some(&lease.id));

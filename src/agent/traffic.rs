@@ -26,6 +26,8 @@ pub struct Subject {
     pub containerd: Option<Containerd>,
     /// The leases of the pulls under way.
     pub leases: BTreeMap<ImageKey, Arc<str>>,
+    /// The leases that keep what other pulls have left.
+    pub kept: BTreeSet<String>,
     /// Something else is to be pulled.
     pub more: bool,
 }
@@ -68,8 +70,15 @@ impl Overlook {
             match &subject.containerd {
                 Some(containerd) if !subject.is_idle() => {
                     // A pull says itself what is wrong with the runtime, if anything is.
-                    match look(containerd, &subject.leases, &mut courses).await {
-                        Ok(seen) => self.take(seen),
+                    match look(containerd, &subject, &mut courses).await {
+                        Ok((mut sight, downloads)) => {
+                            // A pull that began meanwhile may have been taken for somebody else's.
+                            if self.subject.has_changed().unwrap_or(true) {
+                                sight.others = None;
+                            }
+                            self.show(downloads);
+                            self.seen.send_replace(Arc::new(sight));
+                        }
                         Err(error) => debug!(%error, "the downloads could not be looked at"),
                     }
                     tokio::select! {
@@ -87,37 +96,6 @@ impl Overlook {
         }
     }
 
-    fn take(&self, seen: BTreeMap<Option<ImageKey>, runtime::Download>) {
-        let progress = seen.iter().filter_map(|(key, seen)| {
-            let key = key.clone()?;
-            Some((key, seen.progress))
-        });
-        self.show(progress.collect());
-        let mut sight = Sight::default();
-        for (key, seen) in seen {
-            let ingests = seen.ingests.into_iter().map(|ingest| Ingest {
-                name: ingest.name,
-                offset: ingest.offset,
-            });
-            let Some(key) = key else {
-                sight.others = ingests.collect();
-                continue;
-            };
-            let Progress {
-                done_bytes,
-                total_bytes,
-            } = seen.progress;
-            let download = Download {
-                bytes: (done_bytes, total_bytes),
-                ingests: ingests.collect(),
-                complete: seen.complete,
-                snapshots: seen.snapshots,
-            };
-            sight.pulls.insert(key, download);
-        }
-        self.seen.send_replace(Arc::new(sight));
-    }
-
     fn show(&self, downloads: Downloads) {
         if let Some(shown) = &self.downloads {
             shown.send_if_modified(|before| {
@@ -129,29 +107,64 @@ impl Overlook {
     }
 }
 
-/// What each pull has, and, without a key, what belongs to none of them.
+/// What each pull has, what others have left, and what belongs to none of them.
 async fn look(
     containerd: &Containerd,
-    leases: &BTreeMap<ImageKey, Arc<str>>,
+    subject: &Subject,
     courses: &mut BTreeMap<Arc<str>, PullProgress>,
-) -> Result<BTreeMap<Option<ImageKey>, runtime::Download>, RuntimeError> {
-    let mut others = containerd.ingests().await?;
+) -> Result<(Sight, Downloads), RuntimeError> {
+    let mut ingests = containerd.ingests().await?;
     // What is complete stands still; a moment later it is content.
-    others.retain(|ingest| ingest.offset < ingest.total);
-    let ingests = others.clone();
-    let mut seen = BTreeMap::new();
-    for (key, lease) in leases {
+    ingests.retain(|ingest| ingest.offset < ingest.total);
+    let (mut sight, mut downloads) = (Sight::default(), Downloads::new());
+    let (mut others, mut knows_all) = (ingests.clone(), true);
+    for (key, lease) in &subject.leases {
         let course = courses
             .entry(Arc::clone(lease))
             .or_insert_with(|| containerd.progress(lease));
-        let download = course.look(&ingests).await?;
-        others.retain(|ingest| !download.ingests.contains(ingest));
-        seen.insert(Some(key.clone()), download);
+        match course.look(&ingests).await {
+            Ok(seen) => {
+                others.retain(|ingest| !seen.ingests.contains(ingest));
+                downloads.insert(key.clone(), seen.progress);
+                sight.pulls.insert(key.clone(), download(seen));
+            }
+            Err(error) => {
+                debug!(image = %key, %error, "this pull could not be looked at");
+                knows_all = false;
+            }
+        }
     }
-    let others = runtime::Download {
-        ingests: others,
-        ..runtime::Download::default()
-    };
-    seen.insert(None, others);
-    Ok(seen)
+    if !others.is_empty() {
+        for lease in &subject.kept {
+            match containerd.progress(lease).look(&others).await {
+                Ok(seen) => {
+                    others.retain(|ingest| !seen.ingests.contains(ingest));
+                    sight.kept.extend(seen.ingests.into_iter().map(of));
+                }
+                Err(_) => knows_all = false,
+            }
+        }
+    }
+    sight.others = knows_all.then(|| others.into_iter().map(of).collect());
+    Ok((sight, downloads))
+}
+
+fn download(seen: runtime::Download) -> Download {
+    let Progress {
+        done_bytes,
+        total_bytes,
+    } = seen.progress;
+    Download {
+        bytes: (done_bytes, total_bytes),
+        ingests: seen.ingests.into_iter().map(of).collect(),
+        complete: seen.complete,
+        snapshots: seen.snapshots,
+    }
+}
+
+fn of(ingest: runtime::Ingest) -> Ingest {
+    Ingest {
+        name: ingest.name,
+        offset: ingest.offset,
+    }
 }

@@ -12,6 +12,7 @@ use tracing::warn;
 
 use super::watch::Event;
 use crate::api::{ImageCache, ImageCacheSpec, REFRESH};
+use crate::decide::spread::hash;
 use crate::decide::{Cache, CacheName, Caches, Known};
 
 /// An `ImageCache` as it comes: whatever its spec holds it can be read, and its status, which may be larger than all the rest, is
@@ -178,7 +179,7 @@ impl CacheFold {
             refresh: metadata
                 .annotations
                 .and_then(|mut annotations| annotations.remove(REFRESH))
-                .map(Into::into),
+                .map(|value| short(&value)),
         };
         // The generation alone does not tell: while a CustomResourceDefinition changes, the API server can send an object
         // without the fields that only the new one knows.
@@ -190,6 +191,18 @@ impl CacheFold {
             warn!(cache = %name, generation, in_force, %error, "spec cannot be read");
         }
         Some(Arc::new(cache))
+    }
+}
+
+/// The longest value of the annotation that is kept as it is, in bytes: it stands in every node's status.
+const MAX_VALUE: usize = 64;
+
+/// The value, or what tells it from others if it is long.
+fn short(value: &str) -> Arc<str> {
+    if value.len() <= MAX_VALUE {
+        value.into()
+    } else {
+        format!("hash {:016x}", hash(value)).into()
     }
 }
 

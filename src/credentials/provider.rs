@@ -162,6 +162,7 @@ impl Provider {
         match error {
             PluginError::Failed { status, said } => {
                 let values = self.config.env.iter().map(|(_, value)| value.as_str());
+                let values = values.chain(self.config.args.iter().map(String::as_str));
                 ProviderError::Failed {
                     status: status.to_string(),
                     said: first_line(&said, values),

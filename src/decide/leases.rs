@@ -1,6 +1,6 @@
 //! Our leases in the runtime: with one it keeps what a pull has downloaded, also between attempts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::desired::{Desired, ImageKey};
@@ -61,6 +61,17 @@ impl Leases {
     pub fn of(&self, image: &ImageKey) -> (String, bool) {
         let held = self.held.iter().find(|(_, lease)| lease.image == *image);
         held.map_or_else(|| (lease_id(image), false), |(id, _)| (id.clone(), true))
+    }
+
+    /// The ids of those whose images are not being pulled.
+    #[must_use]
+    pub fn idle(&self, pulls: &BTreeMap<ImageKey, Pull>) -> BTreeSet<String> {
+        let idle = self
+            .held
+            .iter()
+            .filter(|(_, lease)| !pulls.contains_key(&lease.image));
+        let held = idle.map(|(id, _)| id.clone());
+        held.chain(self.releasing.keys().cloned()).collect()
     }
 
     /// Those to replace now: their ids, and their images.

@@ -32,10 +32,10 @@ pub struct Plan {
 /// An image that may be pulled now. The order of the fields is the order of pulls.
 #[derive(Eq, Ord, PartialEq, PartialOrd)]
 struct Due<'a> {
-    /// What is missing comes first.
-    is_refresh: bool,
     is_late: bool,
     after: u32,
+    /// What is missing comes first.
+    is_refresh: bool,
     rank: &'a Rank,
     key: &'a ImageKey,
     /// Its registry is being left alone, and may be asked for one image now.
@@ -101,7 +101,13 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
             wake = Some(wake.map_or(at, |wake| wake.min(at)));
             continue;
         }
-        let failures = memory.map_or(0, |memory| memory.failures);
+        let failures = memory.map_or(0, |memory| {
+            if is_refresh {
+                memory.refresh.failures
+            } else {
+                memory.failures
+            }
+        });
         due.push(Due {
             is_refresh,
             // Of a registry that did not answer the next image is asked for: it may be only one that it cannot give.
@@ -459,6 +465,76 @@ mod tests {
             (second.start.len(), second.wake),
             (0, Some(Duration::from_secs(620)))
         );
+    }
+
+    #[test]
+    fn a_refresh_has_its_turn_at_a_registry_that_cannot_give_another_image() {
+        let mut world = world(
+            &[("r.io/broken", 9), ("r.io/app", 0)],
+            &[("r.io/app", None)],
+        );
+        let Known::Known(desired) = &mut world.desired else {
+            panic!("it is known");
+        };
+        let app = desired.images.get_mut(&key("r.io/app")).unwrap();
+        app.refresh = Some(Duration::from_mins(1));
+        fail(
+            &mut world,
+            "r.io/broken",
+            Reason::RegistryUnavailable,
+            at(1),
+        );
+        assert_eq!(plan(&world, 2, at(10)).start, keys(&[]));
+        assert_eq!(plan(&world, 2, at(100)).start, keys(&["r.io/app"]));
+        fail(&mut world, "r.io/app", Reason::RegistryUnavailable, at(100));
+        assert_eq!(plan(&world, 2, at(200)).start, keys(&["r.io/broken"]));
+    }
+
+    #[test]
+    fn an_annotation_that_comes_during_a_pull_asks_again_after_it() {
+        let (mut world, timing) = (world(&[("a", 0)], &[]), Timing::default());
+        let Known::Known(desired) = &mut world.desired else {
+            panic!("it is known");
+        };
+        let spec = crate::api::ImageCacheSpec {
+            cache_spec: vec![crate::api::ImageList {
+                images: vec!["a".to_owned()],
+                ..crate::api::ImageList::default()
+            }],
+            ..crate::api::ImageCacheSpec::default()
+        };
+        desired.caches.push(crate::decide::desired::SelectedCache {
+            name: crate::decide::CacheName {
+                namespace: "ns".into(),
+                name: "c".into(),
+            },
+            uid: "uid".into(),
+            generation: 1,
+            spec: Arc::new(spec),
+            refresh: None,
+            lists: vec![crate::decide::desired::SelectedList {
+                index: 0,
+                images: vec![key("a")],
+            }],
+        });
+        let annotate = |world: &mut World, value: &str, now: Now| {
+            let Known::Known(desired) = &mut world.desired else {
+                panic!("it is known");
+            };
+            desired.caches[0].refresh = Some(value.into());
+            world.refreshes_asked(None, now.monotonic)
+        };
+        world.refreshes_asked(None, at(1).monotonic);
+        world.started(key("a"), false, at(1));
+        assert_eq!(annotate(&mut world, "now", at(2)), keys(&["a"]));
+        let pulled = || Outcome::Pulled(image_of(None));
+        world.ended(&key("a"), pulled(), at(3), &timing, 0.5);
+        assert_eq!(world.refreshes.acted("uid"), None);
+        assert_eq!(plan(&world, 2, at(3)).start, keys(&["a"]));
+        world.started(key("a"), false, at(3));
+        world.ended(&key("a"), pulled(), at(4), &timing, 0.5);
+        assert_eq!(world.refreshes.acted("uid"), Some("now"));
+        assert_eq!(plan(&world, 2, at(9999)).start, keys(&[]));
     }
 
     #[test]

@@ -63,6 +63,12 @@ fn thousandths(chance: f64) -> u32 {
 }
 
 impl Refresh {
+    /// The same, if it has failed and will be tried again.
+    #[must_use]
+    pub fn failing(&self, interval: Option<Duration>) -> Option<&Self> {
+        (self.last.is_some() && self.due(interval).is_some()).then_some(self)
+    }
+
     /// When a present image is to be asked for again. `interval`: how often; `None`: only when an annotation says so.
     #[must_use]
     pub fn due(&self, interval: Option<Duration>) -> Option<Duration> {
@@ -120,10 +126,6 @@ impl Refreshes {
                 self.pending.remove(&cache.uid);
                 continue;
             };
-            let is_known = |pending: &Pending| pending.value == value;
-            if self.pending.get(&cache.uid).is_some_and(is_known) {
-                continue;
-            }
             let can_move = |key: &&ImageKey| {
                 let wanted = desired.images.get(*key);
                 let reference = wanted.and_then(|wanted| wanted.reference.as_ref().ok());
@@ -135,6 +137,13 @@ impl Refreshes {
                 .filter(can_move)
                 .cloned()
                 .collect();
+            if let Some(pending) = self.pending.get_mut(&cache.uid)
+                && pending.value == value
+            {
+                // What is not listed any more need not be asked for.
+                pending.images.retain(|key| images.contains(key));
+                continue;
+            }
             asked.extend(images.iter().cloned());
             self.pending
                 .insert(cache.uid.clone(), Pending { value, images });
@@ -143,7 +152,7 @@ impl Refreshes {
         asked
     }
 
-    /// The registry was asked for this image, whatever it answered; or nobody wants it any more.
+    /// The registry was asked for this image, whatever it answered.
     pub fn asked(&mut self, key: &ImageKey) {
         for pending in self.pending.values_mut() {
             pending.images.remove(key);

@@ -94,7 +94,9 @@ impl Registries {
             Reason::RegistryUnavailable => {}
             Reason::RateLimited => drop(self.answered(wanted, false)),
             // These say nothing about the registry.
-            Reason::Stalled | Reason::Tls | Reason::PullFailed => return None,
+            Reason::Stalled | Reason::Tls | Reason::PullFailed | Reason::InvalidReference => {
+                return None;
+            }
             _ => return self.answered(wanted, true),
         }
         let holds = self.held.entry(registry.to_owned()).or_default();
@@ -111,7 +113,7 @@ impl Registries {
             failures,
             until: repeats.map_or_else(|| later(now, delay), |hold| hold.until),
             cause: (reference.as_written().to_owned(), failed.clone()),
-            since: now.monotonic,
+            since: repeats.map_or(now.monotonic, |hold| hold.since),
         };
         let news = before.is_none().then(|| News {
             registry: registry.to_owned(),

@@ -57,6 +57,8 @@ pub struct Timing {
     pub lease_kept: Duration,
     /// How often the node's downloads are looked at, while there is something to pull.
     pub traffic: Duration,
+    /// Of what was not looked at for this long nothing is known.
+    pub traffic_unseen: Duration,
     /// How long unpacking may make no progress: no new layer is begun.
     pub unpack: Duration,
     /// Own pulls go on this long after the downloads of others have ended.
@@ -132,6 +134,7 @@ impl Default for Timing {
             lease_spare: Duration::from_hours(24),
             lease_kept: Duration::from_mins(10),
             traffic: Duration::from_secs(1),
+            traffic_unseen: Duration::from_secs(10),
             unpack: Duration::from_hours(1),
             yield_after: Duration::from_secs(5),
             yield_wholly: Duration::from_mins(10),

@@ -36,8 +36,10 @@ pub struct Download {
 pub struct Sight {
     /// Those of the own pulls.
     pub pulls: BTreeMap<ImageKey, Download>,
-    /// All others, parts of interrupted ones among them.
-    pub others: Vec<Ingest>,
+    /// What own pulls have left that do not run now.
+    pub kept: Vec<Ingest>,
+    /// All others, parts of interrupted ones among them. `None`: it is not known which these are.
+    pub others: Option<Vec<Ingest>>,
 }
 
 /// What is remembered of the node's downloads from one look to the next.
@@ -54,6 +56,8 @@ struct Course {
     latest: Download,
     /// Since then nothing has moved, although its turn had come.
     still_since: Duration,
+    /// When it was last looked at. `None`: not yet.
+    seen_at: Option<Duration>,
     /// Something has moved since the pull began.
     has_moved: bool,
     /// When it was first seen to wait for layers.
@@ -67,12 +71,22 @@ struct Course {
 /// The downloads of others.
 #[derive(Clone, Debug, Default)]
 struct Others {
-    /// Offsets, and since when each stands there. `None` until the first look.
-    seen: Option<BTreeMap<String, (u64, Option<Duration>)>>,
+    /// `None` until the first look.
+    seen: Option<BTreeMap<String, Other>>,
     /// When own pulls last had these: what is seen of them right afterwards was brought by these.
     ours: BTreeMap<String, Duration>,
     /// When others began to download without a pause, and when they were last seen to.
     busy: Option<(Duration, Duration)>,
+}
+
+/// A download of somebody else.
+#[derive(Clone, Copy, Debug)]
+struct Other {
+    offset: u64,
+    /// When it moved last, as far as that was seen.
+    moved: Option<Duration>,
+    /// It may be what an interrupted download has left: it was there at the first look, or was an own pull's.
+    may_be_left: bool,
 }
 
 /// How far the own pulls make way for the downloads of others.
@@ -115,6 +129,7 @@ impl Traffic {
         let course = Course {
             latest: Download::default(),
             still_since: now,
+            seen_at: None,
             // Whatever a pull has that resumes nothing, it has brought itself.
             has_moved: !resumes,
             queued_at: None,
@@ -122,6 +137,13 @@ impl Traffic {
             told: (now, 0),
         };
         self.pulls.insert(key, course);
+    }
+
+    /// The runtime is asked for the image now: what came before, such as reading credentials, is over.
+    pub fn asked(&mut self, key: &ImageKey, now: Duration) {
+        if let Some(course) = self.pulls.get_mut(key) {
+            course.still_since = now;
+        }
     }
 
     /// A pull has ended.
@@ -137,17 +159,23 @@ impl Traffic {
     /// Takes what was seen. `shared_slots`: the runtime downloads a few layers at once of all pulls together.
     pub fn saw(&mut self, sight: &Sight, shared_slots: bool, now: Duration, timing: &Timing) {
         let own = sight.pulls.values().flat_map(|pull| &pull.ingests);
-        self.others.saw(own, &sight.others, now, timing);
+        let own = own.chain(&sight.kept);
+        self.others.ours(own, now, timing);
+        if let Some(others) = &sight.others {
+            self.others.saw(others, now, timing);
+        }
         for (key, seen) in &sight.pulls {
             if let Some(course) = self.pulls.get_mut(key) {
-                course.saw(seen, now);
+                course.saw(seen, now, timing);
             }
         }
         if shared_slots {
             let waiting: Vec<_> = self
                 .pulls
                 .iter()
-                .filter(|(key, course)| course.may_wait() && self.ahead_of(key, course) >= SLOTS)
+                .filter(|(key, course)| {
+                    course.may_wait() && self.ahead_of(key, course, now, timing) >= SLOTS
+                })
                 .map(|(key, _)| key.clone())
                 .collect();
             for key in waiting {
@@ -159,7 +187,7 @@ impl Traffic {
     }
 
     /// How many downloads have their turn before those of this pull.
-    fn ahead_of(&self, key: &ImageKey, course: &Course) -> usize {
+    fn ahead_of(&self, key: &ImageKey, course: &Course, now: Duration, timing: &Timing) -> usize {
         let place = (course.queued_at, key);
         let earlier = self
             .pulls
@@ -168,10 +196,10 @@ impl Traffic {
                 course.queued_at.is_some() && (course.queued_at, *other) < place
             })
             .map(|(_, course)| course.latest.ingests.len());
-        earlier.sum::<usize>() + self.others.moving()
+        earlier.sum::<usize>() + self.others.moving(now, timing)
     }
 
-    /// Why a pull counts as stalled, if it does: nothing of it moves for `patience`.
+    /// Why a pull counts as stalled, if it does: nothing of it moves for `patience`. Nothing is said of a pull that nobody sees.
     #[must_use]
     pub fn stalled(
         &self,
@@ -181,6 +209,9 @@ impl Traffic {
         timing: &Timing,
     ) -> Option<String> {
         let course = self.pulls.get(key)?;
+        if now.saturating_sub(course.seen_at?) > timing.traffic_unseen {
+            return None;
+        }
         let still = now.saturating_sub(course.still_since);
         let unpacks =
             course.has_moved && course.latest.ingests.is_empty() && course.latest.complete > 0;
@@ -239,7 +270,13 @@ impl Traffic {
 }
 
 impl Course {
-    fn saw(&mut self, seen: &Download, now: Duration) {
+    fn saw(&mut self, seen: &Download, now: Duration, timing: &Timing) {
+        // What moved while nobody looked is not known.
+        if let Some(before) = self.seen_at.replace(now)
+            && now.saturating_sub(before) > timing.traffic_unseen
+        {
+            self.still_since = now;
+        }
         let mut moved =
             seen.complete > self.latest.complete || seen.snapshots > self.latest.snapshots;
         for ingest in &seen.ingests {
@@ -281,32 +318,38 @@ impl Course {
 }
 
 impl Others {
-    fn saw<'a>(
-        &mut self,
-        own: impl Iterator<Item = &'a Ingest>,
-        others: &[Ingest],
-        now: Duration,
-        timing: &Timing,
-    ) {
+    /// These are or were the own pulls'.
+    fn ours<'a>(&mut self, own: impl Iterator<Item = &'a Ingest>, now: Duration, timing: &Timing) {
         self.ours
             .retain(|_, last| now.saturating_sub(*last) < timing.yield_after);
         self.ours
             .extend(own.map(|ingest| (ingest.name.clone(), now)));
+    }
+
+    fn saw(&mut self, others: &[Ingest], now: Duration, timing: &Timing) {
         let is_first = self.seen.is_none();
         let before = self.seen.take().unwrap_or_default();
         let mut is_busy = false;
         let mut seen = BTreeMap::new();
         for ingest in others {
-            let known = before.get(&ingest.name);
-            let moved = match known {
-                _ if self.ours.contains_key(&ingest.name) => None,
-                Some((offset, _)) if ingest.offset > *offset => Some(now),
-                Some((_, moved)) => *moved,
-                // What is there at the first look may be what an interrupted download has left.
-                None => (!is_first).then_some(now),
-            };
+            let is_ours = self.ours.contains_key(&ingest.name);
+            let known = before.get(&ingest.name).filter(|_| !is_ours);
+            let moved = known.and_then(|known| {
+                // One that is new is believed when it is there at the next look too.
+                let is_confirmed = known.moved.is_none() && !known.may_be_left;
+                if ingest.offset > known.offset || is_confirmed {
+                    Some(now)
+                } else {
+                    known.moved
+                }
+            });
             is_busy |= moved.is_some_and(|at| now.saturating_sub(at) < timing.others_stand_still);
-            seen.insert(ingest.name.clone(), (ingest.offset, moved));
+            let other = Other {
+                offset: ingest.offset,
+                moved,
+                may_be_left: known.map_or(is_first || is_ours, |known| known.may_be_left),
+            };
+            seen.insert(ingest.name.clone(), other);
         }
         self.seen = Some(seen);
         if is_busy {
@@ -320,9 +363,11 @@ impl Others {
     }
 
     /// How many of them move.
-    fn moving(&self) -> usize {
+    fn moving(&self, now: Duration, timing: &Timing) -> usize {
+        let is_recent = |at: Duration| now.saturating_sub(at) < timing.others_stand_still;
         let seen = self.seen.iter().flatten();
-        seen.filter(|(_, (_, moved))| moved.is_some()).count()
+        seen.filter(|(_, other)| other.moved.is_some_and(is_recent))
+            .count()
     }
 }
 
@@ -360,7 +405,8 @@ mod tests {
             .map(|(key, pull)| ((*key).into(), pull.clone()));
         let sight = Sight {
             pulls: pulls.collect(),
-            others: ingests(others),
+            kept: Vec::new(),
+            others: Some(ingests(others)),
         };
         traffic.saw(&sight, true, seconds(at), &Timing::default());
     }
@@ -375,49 +421,74 @@ mod tests {
     fn a_pull_that_moves_does_not_stall_however_long_it_takes() {
         let mut traffic = Traffic::default();
         traffic.began("a".into(), false, seconds(0));
-        for step in 0..20 {
-            let at = step * 50;
+        for at in 0..1000 {
+            let moved = at / 50;
             saw(
                 &mut traffic,
                 at,
-                &[("a", download(2, 0, &[("l", step)]))],
+                &[("a", download(2, 0, &[("l", moved)]))],
                 &[],
             );
-            assert!(!is_stalled(&traffic, "a", at + 49), "{step}");
+            assert!(!is_stalled(&traffic, "a", at), "{at}");
         }
-        assert!(is_stalled(&traffic, "a", 19 * 50 + 60));
+        for at in 1000..1011 {
+            saw(
+                &mut traffic,
+                at,
+                &[("a", download(2, 0, &[("l", 19)]))],
+                &[],
+            );
+        }
+        assert!(is_stalled(&traffic, "a", 1010));
     }
 
     #[test]
     fn a_registry_that_never_answers_is_a_stall() {
         let mut traffic = Traffic::default();
         traffic.began("a".into(), false, seconds(5));
-        saw(&mut traffic, 6, &[("a", Download::default())], &[]);
-        assert!(!is_stalled(&traffic, "a", 64));
-        assert!(is_stalled(&traffic, "a", 65));
+        traffic.asked(&"a".into(), seconds(10));
+        for at in 11..70 {
+            assert!(!is_stalled(&traffic, "a", at), "{at}");
+            saw(&mut traffic, at, &[("a", Download::default())], &[]);
+        }
+        assert!(is_stalled(&traffic, "a", 70));
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_pull_that_nobody_sees() {
+        let mut traffic = Traffic::default();
+        traffic.began("a".into(), false, seconds(0));
+        assert!(!is_stalled(&traffic, "a", 9999), "no runtime tells");
+        saw(&mut traffic, 1, &[("a", Download::default())], &[]);
+        assert!(!is_stalled(&traffic, "a", 9999), "it tells no more");
+        saw(&mut traffic, 10_000, &[("a", Download::default())], &[]);
+        assert!(!is_stalled(&traffic, "a", 10_000), "its time begins anew");
     }
 
     #[test]
     fn unpacking_has_a_limit_of_its_own() {
         let mut traffic = Traffic::default();
         traffic.began("a".into(), false, seconds(0));
-        saw(&mut traffic, 1, &[("a", download(4, 1, &[]))], &[]);
-        assert!(!is_stalled(&traffic, "a", 3600));
-        assert!(is_stalled(&traffic, "a", 3601));
-        saw(&mut traffic, 3000, &[("a", download(4, 2, &[]))], &[]);
-        assert!(!is_stalled(&traffic, "a", 6599));
+        let mut look = |at, snapshots| {
+            saw(&mut traffic, at, &[("a", download(4, snapshots, &[]))], &[]);
+            is_stalled(&traffic, "a", at)
+        };
+        assert!((1..3601).all(|at| !look(at, 1)));
+        assert!(look(3601, 1));
+        assert!((3602..7202).all(|at| !look(at, 2)));
     }
 
     #[test]
     fn what_an_attempt_finds_complete_is_not_taken_for_its_own_unpacking() {
         let mut traffic = Traffic::default();
         traffic.began("a".into(), true, seconds(0));
-        for at in 1..59 {
-            saw(&mut traffic, at, &[("a", download(4, 1, &[]))], &[]);
-        }
-        assert!(is_stalled(&traffic, "a", 61), "the registry says nothing");
-        saw(&mut traffic, 59, &[("a", download(4, 2, &[]))], &[]);
-        assert!(!is_stalled(&traffic, "a", 3600), "now it unpacks");
+        let mut look = |at, snapshots| {
+            saw(&mut traffic, at, &[("a", download(4, snapshots, &[]))], &[]);
+            is_stalled(&traffic, "a", at)
+        };
+        assert!((1..61).all(|at| !look(at, 1)));
+        assert!(look(61, 1), "the registry says nothing");
+        assert!((62..3600).all(|at| !look(at, 2)), "now it unpacks");
     }
 
     #[test]
@@ -439,14 +510,17 @@ mod tests {
         assert!(!is_stalled(&traffic, "tiny", 62));
         // Once the way is free, its own time runs.
         traffic.ended(&"big".into());
-        saw(
-            &mut traffic,
-            62,
-            &[("tiny", download(2, 0, &[("t", 0)]))],
-            &[("1", 0), ("2", 0), ("3", 0)],
-        );
-        assert!(!is_stalled(&traffic, "tiny", 110));
-        assert!(is_stalled(&traffic, "tiny", 122));
+        let mut look = |at| {
+            saw(
+                &mut traffic,
+                at,
+                &[("tiny", download(2, 0, &[("t", 0)]))],
+                &[("1", 0), ("2", 0), ("3", 0)],
+            );
+            is_stalled(&traffic, "tiny", at)
+        };
+        assert!((62..121).all(|at| !look(at)));
+        assert!(look(121));
     }
 
     #[test]
@@ -470,6 +544,8 @@ mod tests {
         // What an interrupted download has left does not move.
         saw(&mut traffic, 1, &[], &[("left", 3)]);
         assert_eq!(yielding(&traffic, 1), Yielding::No);
+        saw(&mut traffic, 1, &[], &[("left", 3), ("pod", 0)]);
+        assert_eq!(yielding(&traffic, 1), Yielding::No, "gone in a moment?");
         saw(&mut traffic, 2, &[], &[("left", 3), ("pod", 0)]);
         assert_eq!(yielding(&traffic, 2), Yielding::Wholly);
         saw(&mut traffic, 3, &[], &[("left", 3)]);

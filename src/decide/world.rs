@@ -73,8 +73,19 @@ pub struct Pull {
     pub landed: bool,
     /// It makes no progress, and why that is so in a sentence.
     pub stalled: Option<String>,
-    /// Its pull secrets have changed since it began, so that its failure says nothing of them.
-    pub outdated: bool,
+    /// The image was there when it began.
+    pub is_refresh: bool,
+    /// What has changed since it began.
+    pub overtaken: Overtaken,
+}
+
+/// What has changed since a pull began, so that its end says nothing of it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Overtaken {
+    /// The image's pull secrets.
+    pub by_secrets: bool,
+    /// An annotation: it asks for the image anew.
+    pub by_refresh: bool,
 }
 
 /// A failed attempt.
@@ -91,6 +102,8 @@ pub struct Failed {
 pub enum Outcome {
     /// The runtime has the image.
     Pulled(PresentImage),
+    /// The runtime had the image already, and no registry was asked.
+    Found(PresentImage),
     /// It failed.
     Failed(Failed),
     /// The runtime went away: that is no attempt.
@@ -168,7 +181,7 @@ impl World {
                 }
             }
             for (key, pull) in &mut self.pulls {
-                pull.outdated |=
+                pull.overtaken.by_secrets |=
                     before.is_some_and(|before| before.secrets(key) != desired.secrets(key));
             }
             self.asked.retain(|key, _| desired.images.contains_key(key));
@@ -197,7 +210,7 @@ impl World {
             }
         }
         for (key, pull) in &mut self.pulls {
-            pull.outdated |= has_news(key);
+            pull.overtaken.by_secrets |= has_news(key);
         }
         fresh
     }
@@ -216,8 +229,11 @@ impl World {
         for key in &asked {
             let memory = self.memory.entry(key.clone()).or_default();
             memory.start_anew();
+            (memory.failures, memory.retry) = (0, None);
             memory.refresh.asked = Some(now);
-            (memory.refresh.failures, memory.refresh.retry) = (0, None);
+            if let Some(pull) = self.pulls.get_mut(key) {
+                pull.overtaken.by_refresh = true;
+            }
         }
         asked.into_iter().collect()
     }
@@ -242,7 +258,7 @@ impl World {
     ) {
         self.secrets.read(secrets);
         let memory = &self.memory;
-        let is_failing = |image: &ImageKey| memory.get(image).is_some_and(|one| one.last.is_some());
+        let is_failing = |image: &ImageKey| memory.get(image).is_some_and(Memory::is_failing);
         self.node.read(key, node, is_failing);
     }
 
@@ -255,10 +271,7 @@ impl World {
     /// The pull secrets of images that failed, and those that gave no credentials: a change of one of them is worth to know at once.
     #[must_use]
     pub fn awaited_secrets(&self) -> BTreeSet<Arc<SecretName>> {
-        let failed = self
-            .memory
-            .iter()
-            .filter(|(_, memory)| memory.last.is_some());
+        let failed = self.memory.iter().filter(|(_, memory)| memory.is_failing());
         let named = failed.filter_map(|(key, _)| Some(self.desired.known()?.secrets(key)));
         let lacking = self.secrets.lacking();
         named.flatten().chain(lacking).cloned().collect()
@@ -339,6 +352,7 @@ impl World {
     /// A pull was started. `resumes`: an earlier attempt has left something.
     pub fn started(&mut self, key: ImageKey, resumes: bool, now: Now) {
         self.traffic.began(key.clone(), resumes, now.monotonic);
+        let is_refresh = self.is_ready(&key);
         self.pulls.insert(
             key,
             Pull {
@@ -346,7 +360,8 @@ impl World {
                 cancelled: false,
                 landed: false,
                 stalled: None,
-                outdated: false,
+                is_refresh,
+                overtaken: Overtaken::default(),
             },
         );
     }
@@ -378,7 +393,9 @@ impl World {
         self.traffic.ended(key);
         self.reported_bytes.remove(key);
         let began = pull.as_ref().map_or(now.monotonic, |pull| pull.since);
-        let outdated = pull.as_ref().is_some_and(|pull| pull.outdated);
+        let is_refresh = pull.as_ref().is_some_and(|pull| pull.is_refresh);
+        let overtaken = pull.as_ref().map(|pull| pull.overtaken).unwrap_or_default();
+        let is_old = overtaken.by_secrets || overtaken.by_refresh;
         let outcome = match (outcome, pull.and_then(|pull| pull.stalled)) {
             (Outcome::Cancelled, Some(message)) => Outcome::Failed(Failed {
                 reason: Reason::Stalled,
@@ -387,7 +404,7 @@ impl World {
             (outcome, _) => outcome,
         };
         let news = self.registry_heard(key, &outcome, began, now, timing, chance);
-        if matches!(outcome, Outcome::Pulled(_) | Outcome::Failed(_)) {
+        if matches!(outcome, Outcome::Pulled(_) | Outcome::Failed(_)) && !overtaken.by_refresh {
             self.refreshes.asked(key);
         }
         let wanted = self
@@ -399,11 +416,16 @@ impl World {
         }
         let is_there = self.is_ready(key);
         match outcome {
+            Outcome::Found(image) => {
+                self.memory.entry(key.clone()).or_default().arrived(&image);
+                self.asked.insert(key.clone(), Some(Arc::new(image)));
+            }
             Outcome::Pulled(image) => {
                 let memory = self.memory.entry(key.clone()).or_default();
                 memory.arrived(&image);
                 memory.refresh = Refresh {
                     resolved: Some(Resolved::asked(now.monotonic, chance)),
+                    asked: memory.refresh.asked.filter(|_| overtaken.by_refresh),
                     ..Refresh::default()
                 };
                 // An image for another platform came without an error. It may be pushed anew under the same name.
@@ -416,11 +438,17 @@ impl World {
                 }
                 self.asked.insert(key.clone(), Some(Arc::new(image)));
             }
+            // Somebody else has brought it meanwhile.
+            Outcome::Failed(_) if is_there && !is_refresh => {}
             Outcome::Failed(failed) if is_there => {
-                let refresh = &mut self.memory.entry(key.clone()).or_default().refresh;
+                let memory = self.memory.entry(key.clone()).or_default();
+                let refresh = &mut memory.refresh;
                 refresh.failures = refresh.failures.saturating_add(1);
                 let delay = backoff::delay(failed.reason, refresh.failures, timing, chance);
                 (refresh.retry, refresh.last) = (Some(later(now, delay)), Some(failed));
+                if is_old {
+                    memory.start_anew();
+                }
             }
             Outcome::Failed(failed) => {
                 let memory = self.memory.entry(key.clone()).or_default();
@@ -430,13 +458,16 @@ impl World {
                     now,
                 );
                 memory.last = Some(failed);
-                if outdated {
+                if is_old {
                     memory.start_anew();
                 }
             }
             Outcome::RuntimeLost => {
                 let memory = self.memory.entry(key.clone()).or_default();
                 memory.try_again(timing.runtime_retry.first, now);
+                if is_refresh {
+                    memory.refresh.retry = Some(later(now, timing.runtime_retry.first));
+                }
             }
             Outcome::Cancelled => {}
         }
@@ -462,7 +493,7 @@ impl World {
             Outcome::Failed(failed) => {
                 registries.failed(wanted, failed, began, now, timing, chance)
             }
-            Outcome::RuntimeLost | Outcome::Cancelled => None,
+            Outcome::Found(_) | Outcome::RuntimeLost | Outcome::Cancelled => None,
         }
     }
 
@@ -503,7 +534,8 @@ impl World {
         let present = self.image(key);
         let memory = self.memory.get(key);
         if present.is_some_and(|image| image.foreign_platform.is_none()) {
-            let last = memory.and_then(|memory| memory.refresh.last.as_ref());
+            let refresh = memory.and_then(|memory| memory.refresh.failing(wanted.refresh));
+            let last = refresh.and_then(|refresh| refresh.last.as_ref());
             let said = last.map(|Failed { reason, message }| format!("{reason}: {message}").into());
             let reason = last.map(|_| Reason::RefreshFailed);
             return (ImageState::Ready, reason, said);
@@ -564,8 +596,13 @@ impl World {
     #[must_use]
     pub fn failures(&self, key: &ImageKey) -> (u32, Option<Timestamp>) {
         let memory = self.memory.get(key);
+        let wanted = self
+            .desired
+            .known()
+            .and_then(|desired| desired.images.get(key));
         if self.is_ready(key) {
-            let refresh = memory.map(|memory| &memory.refresh);
+            let interval = wanted.and_then(|wanted| wanted.refresh);
+            let refresh = memory.and_then(|memory| memory.refresh.failing(interval));
             let retry = refresh.and_then(|refresh| refresh.retry);
             return (
                 refresh.map_or(0, |refresh| refresh.failures),
@@ -575,10 +612,6 @@ impl World {
         let own = memory.map_or(0, |memory| memory.failures);
         let retry = memory.and_then(|memory| memory.retry);
         let last = memory.and_then(|memory| memory.last.as_ref());
-        let wanted = self
-            .desired
-            .known()
-            .and_then(|desired| desired.images.get(key));
         let hold = wanted.and_then(|wanted| self.registries.hold(wanted));
         let (failures, until) = match hold {
             Some((_, hold)) if last.is_none_or(|last| last.reason == hold.cause.1.reason) => {
@@ -634,6 +667,11 @@ impl Memory {
         }
     }
 
+    /// The last attempt to pull the image, or to ask for it again, failed.
+    fn is_failing(&self) -> bool {
+        self.last.is_some() || self.refresh.last.is_some()
+    }
+
     /// Something changed that the failures so far say nothing about. Returns whether there were any.
     fn start_anew(&mut self) -> bool {
         let has_failed = self.last.is_some();
@@ -641,7 +679,11 @@ impl Memory {
             self.failures = 0;
             self.retry = None;
         }
-        has_failed
+        let refresh_failed = self.refresh.last.is_some();
+        if refresh_failed {
+            (self.refresh.failures, self.refresh.retry) = (0, None);
+        }
+        has_failed || refresh_failed
     }
 
     fn try_again(&mut self, delay: Duration, now: Now) {

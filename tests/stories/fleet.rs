@@ -17,7 +17,7 @@ use testbed::{Cluster, ClusterOptions, ImageSpec, Process, wait_for};
 pub const AGENT: &str = env!("CARGO_BIN_EXE_imagecache-agent");
 
 /// Long enough for anything on a busy machine that takes a second on an idle one.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(40);
 
 const NAMESPACE: &str = "imagecache-system";
 

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use serde_saphyr::Spanned;
@@ -180,7 +181,9 @@ pub fn from_arguments(images: &[String]) -> Result<(CacheName, Arc<Cache>), Obje
     Ok((name, cache(spec)))
 }
 
-fn cache(spec: ImageCacheSpec) -> Arc<Cache> {
+/// One run asks for nothing again that is present.
+fn cache(mut spec: ImageCacheSpec) -> Arc<Cache> {
+    spec.refresh_interval.0.0 = Duration::ZERO;
     Arc::new(Cache {
         uid: String::new(),
         generation: 1,
