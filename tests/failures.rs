@@ -115,7 +115,10 @@ async fn a_bad_download_is_thrown_away_before_the_next_attempt() {
         let agent = start(&node, &timing);
         agent.wants_specs([("a", spec(&[&image]))].into_iter());
         let corrupt = |report: &NodeImageCacheStatus| {
-            report.images.iter().any(|image| image.reason == Some(Reason::Corrupt))
+            report
+                .images
+                .iter()
+                .any(|image| image.reason == Some(Reason::Corrupt))
         };
         agent.until("it to say so", corrupt).await;
         node.proxy.clear();
@@ -139,11 +142,16 @@ async fn what_filled_the_disk_is_thrown_away_and_other_images_still_come() {
         let agent = start(&node, &Timing::default());
         agent.wants_specs([("a", spec(&[&large]))].into_iter());
         let is_full = |report: &NodeImageCacheStatus| {
-            report.images.iter().any(|image| image.reason == Some(Reason::NoSpace))
+            report
+                .images
+                .iter()
+                .any(|image| image.reason == Some(Reason::NoSpace))
         };
         agent.until("it to say so", is_full).await;
         agent.wants_specs([("a", spec(&[&large, &small]))].into_iter());
-        agent.until("the small one", |report| report.ready == 1).await;
+        agent
+            .until("the small one", |report| report.ready == 1)
+            .await;
         let containerd = node.containerd().await;
         wait_for("no lease", SOON, async || {
             let leases = containerd.leases().await?;

@@ -53,7 +53,7 @@ const OF_BACKEND: [&str; 2] = ["docker.io/shop/database:18", "docker.io/shop/mig
 
 /// Plays it from the start of a cluster to its end.
 pub(crate) async fn play(keep: bool) -> Result<()> {
-    let demo = Demo::begin().await?;
+    let demo = Demo::begin(keep).await?;
     demo.nodes().await?;
     demo.agents().await?;
     demo.images().await?;
@@ -69,12 +69,17 @@ struct Demo {
 }
 
 impl Demo {
-    async fn begin() -> Result<Self> {
+    async fn begin(keep: bool) -> Result<Self> {
         let terminal = Terminal::new();
-        terminal.say(
+        let stays = if keep {
+            "it goes on running when this has ended"
+        } else {
+            "nothing of it stays"
+        };
+        terminal.say(&format!(
             "imagecache-agent keeps the images that you list on the nodes that you choose, before a Pod asks for them.\n\
-             This is a real cluster on this machine: nothing of it is simulated, and nothing of it stays.",
-        );
+             This is a real cluster on this machine: nothing of it is simulated, and {stays}."
+        ));
         terminal.title("A cluster of three nodes");
         let start = Box::pin(Cluster::start(ClusterOptions::three_nodes()));
         let cluster = terminal
@@ -144,7 +149,7 @@ impl Demo {
         terminal.result(&format!(
             "{present} after the label, both images were on n2; after {reported} the status said so."
         ));
-        self.kubectl(&["get", "ic", "shop"]).await
+        self.kubectl(&["get", "nodeic"]).await
     }
 
     /// The time until n2 has all that its new label brings it.
@@ -198,8 +203,6 @@ impl Demo {
     }
 
     async fn look_closer(&self) -> Result<()> {
-        self.terminal.title("What each node says");
-        self.kubectl(&["get", "nodeic"]).await?;
         self.terminal.title("All of it");
         self.kubectl(&["describe", "ic", "shop"]).await
     }
