@@ -206,7 +206,9 @@ async fn a_lease_keeps_what_a_dropped_pull_has_downloaded_until_it_is_discarded(
         containerd.renew_lease(&old, &ours).await.unwrap();
         assert_eq!(containerd.leases().await.unwrap(), [ours.clone()]);
         let moved = look(&containerd, &mut containerd.progress(&ours.id)).await;
-        assert_eq!(moved, kept);
+        // A download that is cancelled may end a little further than it was seen.
+        assert!(moved.done_bytes >= kept.done_bytes, "{moved:?}, {kept:?}");
+        assert_eq!(moved.total_bytes, kept.total_bytes);
 
         node.proxy.limit(None);
         node.proxy.forget();
