@@ -155,6 +155,14 @@ pub async fn run(
     agent.await
 }
 
+/// What was known of an image before its pull ended.
+struct Before {
+    /// The attempt before this one failed so.
+    failed: Option<Failed>,
+    /// The image that was there, if this was a refresh.
+    id: Option<String>,
+}
+
 /// A lease is gone.
 struct Released {
     id: String,
@@ -355,17 +363,10 @@ impl Agent {
 
     fn take_pulled(&mut self, key: &ImageKey, pulled: &Pulled) {
         let now = self.now();
-        let since = self
-            .world
-            .pulls
-            .get(key)
-            .map_or(now.monotonic, |pull| pull.since);
+        let pull = self.world.pulls.get(key);
+        let since = pull.map_or(now.monotonic, |pull| pull.since);
         let took = now.monotonic.saturating_sub(since);
-        let before = self
-            .world
-            .memory
-            .get(key)
-            .and_then(|memory| memory.last.clone());
+        let before = self.before(key);
         self.cancels.remove(key);
         self.ended.insert(key.clone(), Instant::now());
         if let Some(resolved) = &pulled.resolved {
@@ -375,7 +376,7 @@ impl Agent {
         let outcome = pulled.outcome.clone();
         let timing = &self.settings.timing;
         let news = self.world.ended(key, outcome, now, timing, fastrand::f64());
-        self.tell(key, pulled, took, before.as_ref());
+        self.tell(key, pulled, took, &before);
         if let Some(News { registry, held }) = news {
             if let Some((until, reason)) = held {
                 warn!(registry, %reason, %until, "the registry is left alone");
@@ -385,6 +386,23 @@ impl Agent {
         }
         if pulled.outcome == Outcome::RuntimeLost {
             self.look_now.notify_one();
+        }
+    }
+
+    /// What was known of the image of a pull that ends now.
+    fn before(&self, key: &ImageKey) -> Before {
+        let memory = self.world.memory.get(key);
+        let pull = self.world.pulls.get(key);
+        if pull.is_some_and(|pull| pull.is_refresh) {
+            Before {
+                failed: memory.and_then(|memory| memory.refresh.last.clone()),
+                id: self.world.image(key).map(|image| image.id.clone()),
+            }
+        } else {
+            Before {
+                failed: memory.and_then(|memory| memory.last.clone()),
+                id: None,
+            }
         }
     }
 
@@ -402,12 +420,16 @@ impl Agent {
         }
     }
 
-    /// Counts what came of a pull, and says it. A failure that is like the one before is not said again.
-    fn tell(&self, key: &ImageKey, pulled: &Pulled, took: Duration, before: Option<&Failed>) {
+    /// Counts what came of a pull, and says it. A failure that is like the one before is not said again, and neither is a refresh that
+    /// found nothing new: nothing was pulled.
+    fn tell(&self, key: &ImageKey, pulled: &Pulled, took: Duration, before: &Before) {
         let (metrics, seconds) = (&self.channels.metrics, took.as_secs_f64());
         match &pulled.outcome {
             Outcome::Found(_) => {
                 debug!(image = %key, "the image is there already");
+            }
+            Outcome::Pulled(image) if before.id.as_ref() == Some(&image.id) => {
+                debug!(image = %key, "the registry has no newer image");
             }
             Outcome::Pulled(image) => {
                 metrics.pulled(took, image.bytes);
@@ -429,7 +451,7 @@ impl Agent {
                 let (attempt, next) = self.world.failures(key);
                 let next = next.map_or_else(|| "at once".to_owned(), |at| at.to_string());
                 let (reason, error) = (failed.reason, &failed.message);
-                if before == Some(failed) {
+                if before.failed.as_ref() == Some(failed) {
                     debug!(image = %key, %reason, error, attempt, next, "the pull failed again");
                 } else {
                     warn!(image = %key, %reason, error, attempt, next, "the pull failed");

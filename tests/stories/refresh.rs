@@ -72,6 +72,21 @@ async fn a_tag_that_moved_is_on_every_node_after_the_next_refresh() -> Result<()
             "True",
             "AllNodesReady",
         )?;
+
+        // The log tells of what was pulled, and of a cause once.
+        wait_for("a second attempt", SOON, async || {
+            let image = image(fleet, "n1", &moving).await?;
+            ensure!(image.attempts >= Some(2), "{image:?}");
+            Ok(())
+        })
+        .await?;
+        let log = fleet.agent("n1")?.log_tail(2000);
+        let lines = |words: &str| {
+            let about = |line: &&str| line.contains(words) && line.contains(&moving);
+            log.lines().filter(about).count()
+        };
+        let told = [lines(" INFO pulled "), lines(" WARN the pull failed ")];
+        ensure!(told == [2, 1], "{told:?}:\n{log}");
         Ok(())
     })
     .await
