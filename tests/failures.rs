@@ -152,13 +152,6 @@ async fn what_filled_the_disk_is_thrown_away_and_other_images_still_come() {
         agent
             .until("the small one", |report| report.ready == 1)
             .await;
-        let containerd = node.containerd().await;
-        wait_for("no lease", SOON, async || {
-            let leases = containerd.leases().await?;
-            anyhow::ensure!(leases.is_empty(), "{leases:?}");
-            Ok(())
-        })
-        .await
-        .unwrap();
+        node.until_no_lease_is_left().await;
     }
 }

@@ -44,17 +44,6 @@ fn blobs(node: &LoneRuntime) -> BTreeMap<String, (usize, u64)> {
     blobs
 }
 
-async fn until_no_lease_is_left(node: &LoneRuntime) {
-    let containerd = node.containerd().await;
-    wait_for("no lease", SOON, async || {
-        let leases = containerd.leases().await?;
-        anyhow::ensure!(leases.is_empty(), "{leases:?}");
-        Ok(())
-    })
-    .await
-    .unwrap();
-}
-
 #[tokio::test]
 #[ignore = "needs root and the servers: make test"]
 async fn a_pull_that_stalls_is_seen_frees_its_slots_and_goes_on_later() {
@@ -92,7 +81,7 @@ async fn a_pull_that_stalls_is_seen_frees_its_slots_and_goes_on_later() {
             .await;
         node.proxy.clear();
         agent.until("both", |report| report.ready == 2).await;
-        until_no_lease_is_left(&node).await;
+        node.until_no_lease_is_left().await;
     })
     .await;
 }
@@ -226,7 +215,7 @@ async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
                 assert!(bytes <= 31_500_000, "{path}: {bytes} bytes");
             }
         }
-        until_no_lease_is_left(&node).await;
+        node.until_no_lease_is_left().await;
     })
     .await;
 }

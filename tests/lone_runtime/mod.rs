@@ -9,6 +9,7 @@ use imagecache_agent::api::reason::Reason;
 use imagecache_agent::runtime::{Containerd, Endpoint, PullError, Runtime};
 use testbed::{
     ContainerdOptions, FaultProxy, ImageSpec, Lab, Listen, Registry, RegistryOptions, Version,
+    wait_for,
 };
 
 /// For one call.
@@ -59,6 +60,17 @@ impl LoneRuntime {
 
     pub async fn containerd(&self) -> Containerd {
         Containerd::ask(&self.runtime).await.unwrap().unwrap()
+    }
+
+    pub async fn until_no_lease_is_left(&self) {
+        let containerd = self.containerd().await;
+        wait_for("no lease of ours", LONG, async || {
+            let leases = containerd.leases().await?;
+            anyhow::ensure!(leases.is_empty(), "{leases:?}");
+            Ok(())
+        })
+        .await
+        .unwrap();
     }
 
     /// The reason of a pull that fails, and its message.
