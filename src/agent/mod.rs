@@ -6,9 +6,11 @@
 //! to the runtime are tasks of their own.
 
 mod keys;
+mod leases;
 mod look;
 mod platform;
 mod pull;
+mod tell;
 mod traffic;
 mod watch;
 
@@ -27,17 +29,17 @@ pub use traffic::Downloads;
 
 use crate::api::NodeImageCacheStatus;
 use crate::credentials::{NodeCredentials, Secrets};
-use crate::decide::desired::{Desired, ImageKey};
-use crate::decide::leases::Leases;
+use crate::decide::desired::ImageKey;
 use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
 use crate::decide::spread::{Spread, start_delay};
 use crate::decide::traffic::{Advance, Sight, Yielding};
-use crate::decide::world::{Failed, Outcome, Runtime, World};
+use crate::decide::world::{Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
 use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
 use keys::Sources;
+use leases::Released;
 use look::{Questions, questions};
 use pull::{Pull, Pulled, Step, Steps};
 use traffic::{Overlook, Subject};
@@ -153,21 +155,6 @@ pub async fn run(
         ended = &mut overlook => ended?,
     }
     agent.await
-}
-
-/// What was known of an image before its pull ended.
-struct Before {
-    /// The attempt before this one failed so.
-    failed: Option<Failed>,
-    /// The image that was there, if this was a refresh.
-    id: Option<String>,
-}
-
-/// A lease is gone.
-struct Released {
-    id: String,
-    /// The one that keeps now what it kept, its image, and when it ends.
-    successor: Option<(String, ImageKey, Duration)>,
 }
 
 struct Agent {
@@ -389,23 +376,6 @@ impl Agent {
         }
     }
 
-    /// What was known of the image of a pull that ends now.
-    fn before(&self, key: &ImageKey) -> Before {
-        let memory = self.world.memory.get(key);
-        let pull = self.world.pulls.get(key);
-        if pull.is_some_and(|pull| pull.is_refresh) {
-            Before {
-                failed: memory.and_then(|memory| memory.refresh.last.clone()),
-                id: self.world.image(key).map(|image| image.id.clone()),
-            }
-        } else {
-            Before {
-                failed: memory.and_then(|memory| memory.last.clone()),
-                id: None,
-            }
-        }
-    }
-
     /// Takes which sources gave credentials, and says it when that has changed.
     fn take_credentials(&mut self, key: &ImageKey, pulled: &Pulled) {
         let before = self.world.credentials();
@@ -417,46 +387,6 @@ impl Agent {
             ((false, ..), true) => info!("credentials are not lacking any more"),
             ((_, before, said), false) if (before, &said) == (reason, &message) => {}
             _ => warn!(reason, error = message, "credentials are lacking"),
-        }
-    }
-
-    /// Counts what came of a pull, and says it. A failure that is like the one before is not said again, and neither is a refresh that
-    /// found nothing new: nothing was pulled.
-    fn tell(&self, key: &ImageKey, pulled: &Pulled, took: Duration, before: &Before) {
-        let (metrics, seconds) = (&self.channels.metrics, took.as_secs_f64());
-        match &pulled.outcome {
-            Outcome::Found(_) => {
-                debug!(image = %key, "the image is there already");
-            }
-            Outcome::Pulled(image) if before.id.as_ref() == Some(&image.id) => {
-                debug!(image = %key, "the registry has no newer image");
-            }
-            Outcome::Pulled(image) => {
-                metrics.pulled(took, image.bytes);
-                info!(image = %key, bytes = image.bytes, seconds, "pulled");
-            }
-            Outcome::Cancelled => {
-                let is_wanted = |desired: &Desired| desired.images.contains_key(key);
-                if self.world.desired.known().is_some_and(is_wanted) {
-                    info!(image = %key, "set aside: something else downloads images on this node");
-                } else {
-                    info!(image = %key, "cancelled: nobody wants this image here any more");
-                }
-            }
-            Outcome::RuntimeLost => {
-                debug!(image = %key, "the runtime went away during the pull");
-            }
-            Outcome::Failed(failed) => {
-                metrics.pull_failed(failed.reason.as_str());
-                let (attempt, next) = self.world.failures(key);
-                let next = next.map_or_else(|| "at once".to_owned(), |at| at.to_string());
-                let (reason, error) = (failed.reason, &failed.message);
-                if before.failed.as_ref() == Some(failed) {
-                    debug!(image = %key, %reason, error, attempt, next, "the pull failed again");
-                } else {
-                    warn!(image = %key, %reason, error, attempt, next, "the pull failed");
-                }
-            }
         }
     }
 
@@ -502,21 +432,6 @@ impl Agent {
         (self.started + next).min(self.report())
     }
 
-    fn tell_yielding(&self, before: Yielding) {
-        match (before, self.world.yielding) {
-            (before, now) if before == now => {}
-            (_, Yielding::Wholly) => {
-                info!("something else downloads images on this node: pulls make way");
-            }
-            (_, Yielding::OneAtATime) => {
-                info!(
-                    "something else still downloads images on this node: one image at a time is pulled"
-                );
-            }
-            (_, Yielding::No) => info!("the other downloads have ended: pulls go on"),
-        }
-    }
-
     /// Has the downloads looked at while there is something to pull.
     fn look_at(&mut self, more: bool) {
         let session = self.session.as_ref();
@@ -537,56 +452,9 @@ impl Agent {
             self.channels.metrics.downloading(0, 0);
         }
         self.subject.send_if_modified(|before| {
-            let changed = before.leases != subject.leases
-                || before.kept != subject.kept
-                || before.more != more
-                || before.containerd.is_some() != subject.containerd.is_some();
+            let is_urgent = subject.is_urgent_after(before);
             *before = subject;
-            changed
-        });
-    }
-
-    fn release(&mut self, id: String) {
-        let session = self.session.as_ref();
-        let Some(containerd) = session.and_then(|session| session.containerd.clone()) else {
-            return;
-        };
-        self.world.leases.release(&id);
-        self.releases.spawn(async move {
-            if let Err(error) = containerd.delete_lease(&id).await {
-                debug!(%id, %error, "a lease is left until the next connection");
-            }
-            let successor = None;
-            Released { id, successor }
-        });
-    }
-
-    /// Replaces a lease that would not last for the next pull. What it keeps is lost if that fails, and nothing else.
-    fn renew(&mut self, id: String, now: Now) {
-        let session = self.session.as_ref();
-        let Some(containerd) = session.and_then(|session| session.containerd.clone()) else {
-            return;
-        };
-        let Some(image) = self.world.leases.release(&id) else {
-            return;
-        };
-        let length = self.settings.timing.lease;
-        let new = Lease {
-            id: Leases::successor(&id),
-            image: image.to_string(),
-            expires: now.wall.checked_add(length).ok(),
-        };
-        self.releases.spawn(async move {
-            let successor = match containerd.renew_lease(&id, &new).await {
-                Ok(()) => Some((new.id, image, now.monotonic + length)),
-                Err(error) => {
-                    debug!(%id, %error, "a lease could not be replaced");
-                    let _ = containerd.delete_lease(&id).await;
-                    let _ = containerd.delete_lease(&new.id).await;
-                    None
-                }
-            };
-            Released { id, successor }
+            is_urgent
         });
     }
 

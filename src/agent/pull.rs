@@ -12,7 +12,8 @@ use super::look::{Looker, Question};
 use crate::api::{CredentialProblem, Reason};
 use crate::credentials::{Named, NodeReading};
 use crate::decide::desired::ImageKey;
-use crate::decide::world::{Failed, Outcome};
+use crate::decide::memory::Failed;
+use crate::decide::world::Outcome;
 use crate::decide::{PresentImage, SecretName};
 use crate::runtime::{Auth, Containerd, Lease, PullError, Runtime, RuntimeError};
 

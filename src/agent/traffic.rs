@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -37,6 +37,18 @@ impl Subject {
     pub fn is_idle(&self) -> bool {
         self.containerd.is_none() || (self.leases.is_empty() && !self.more)
     }
+
+    /// Whether this cannot wait for the next look: there was nothing to look at before, or a pull goes on with what another has left,
+    /// and what it brings itself is not to be taken for that.
+    pub fn is_urgent_after(&self, before: &Self) -> bool {
+        let mut leases = self.leases.values();
+        self.is_idle() != before.is_idle() || leases.any(|lease| before.kept.contains(&**lease))
+    }
+
+    /// Whether own pulls have begun or ended since.
+    fn has_other_pulls(&self, before: &Self) -> bool {
+        (&self.leases, &self.kept) != (&before.leases, &before.kept)
+    }
 }
 
 /// Looks at what it is told to.
@@ -60,8 +72,6 @@ impl Overlook {
 
     async fn look_on(&mut self) {
         let every = self.downloads.as_ref().map_or(self.every, |_| ON_A_SCREEN);
-        let mut tick = interval(every);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut courses: BTreeMap<Arc<str>, PullProgress> = BTreeMap::new();
         loop {
             let subject = self.subject.borrow_and_update().clone();
@@ -73,7 +83,7 @@ impl Overlook {
                     match look(containerd, &subject, &mut courses).await {
                         Ok((mut sight, downloads)) => {
                             // A pull that began meanwhile may have been taken for somebody else's.
-                            if self.subject.has_changed().unwrap_or(true) {
+                            if self.subject.borrow().has_other_pulls(&subject) {
                                 sight.others = None;
                             }
                             self.show(downloads);
@@ -82,7 +92,7 @@ impl Overlook {
                         Err(error) => debug!(%error, "the downloads could not be looked at"),
                     }
                     tokio::select! {
-                        _ = tick.tick() => {}
+                        () = sleep(every) => {}
                         changed = self.subject.changed() => if changed.is_err() { return },
                     }
                 }

@@ -11,6 +11,7 @@ pub mod desired;
 pub mod fleet;
 pub mod inputs;
 pub mod leases;
+pub mod memory;
 #[cfg(test)]
 mod model;
 pub mod node_sources;
@@ -21,6 +22,7 @@ pub mod registries;
 pub mod report;
 pub mod selector;
 pub mod spread;
+pub mod state;
 pub mod summary;
 pub mod timing;
 pub mod traffic;

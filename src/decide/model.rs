@@ -12,8 +12,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::desired::{ImageKey, Wanted};
+use super::memory::Failed;
 use super::report::RUNTIME_READY;
-use super::world::{Failed, Outcome, PresentImage, World};
+use super::world::{Outcome, PresentImage, World};
 use super::{Cache, CacheName, Caches, Inputs, Known, Node, Now, Timing, desired, plan, report};
 use crate::api::condition::find;
 use crate::api::image_cache::NodeState;

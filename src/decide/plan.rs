@@ -162,7 +162,8 @@ mod tests {
     use super::*;
     use crate::api::Reason;
     use crate::decide::desired::{Desired, Wanted};
-    use crate::decide::world::{Failed, Outcome};
+    use crate::decide::memory::Failed;
+    use crate::decide::world::Outcome;
     use crate::decide::{Known, PresentImage, SecretName, Timing};
     use crate::image::Reference;
 

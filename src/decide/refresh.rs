@@ -7,8 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::desired::{Desired, ImageKey};
+use super::memory::Failed;
 use super::spread::hash;
-use super::world::Failed;
 use crate::api::NodeImageCacheStatus;
 
 /// When an image was last asked for, and when it is to be asked for again.

@@ -10,8 +10,9 @@ use jiff::Timestamp;
 use super::backoff;
 use super::desired::Wanted;
 use super::inputs::SecretName;
+use super::memory::{Failed, later};
 use super::timing::Timing;
-use super::world::{Failed, Now, later};
+use super::world::Now;
 use crate::api::Reason;
 
 /// The pull secrets that are named for an image: with whose rights it is asked for.

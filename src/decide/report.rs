@@ -8,8 +8,9 @@ use super::bytes::of;
 use super::desired::{Desired, ImageKey, SelectedCache};
 use super::inputs::Known;
 use super::refresh::Refreshes;
+use super::state::State;
 use super::timing::Timing;
-use super::world::{Now, Runtime, State, World};
+use super::world::{Now, Runtime, World};
 use crate::api::condition::{condition, whole_seconds};
 use crate::api::image_cache::NodeState;
 use crate::api::node_image_cache::{
@@ -271,7 +272,8 @@ mod tests {
 
     use super::*;
     use crate::api::{ImageCacheSpec, ImageList};
-    use crate::decide::world::{Failed, Outcome};
+    use crate::decide::memory::Failed;
+    use crate::decide::world::Outcome;
     use crate::decide::{Cache, CacheName, Inputs, Node, PresentImage, desired};
 
     fn at(seconds: i64) -> Now {

@@ -1,7 +1,6 @@
 //! The world of one node as decisions see it: what is wanted, what is there, what is under way, and
 //! what is remembered of each image.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use jiff::Timestamp;
 use super::desired::{Desired, ImageKey};
 use super::inputs::{Known, SecretName};
 use super::leases::Leases;
+use super::memory::{Failed, Memory, later};
 use super::node_sources::NodeSources;
 use super::pull_secrets::PullSecrets;
 use super::refresh::{Refresh, Refreshes, Resolved};
@@ -18,7 +18,7 @@ use super::registries::{News, Registries};
 use super::timing::Timing;
 use super::traffic::{Traffic, Yielding};
 use super::{backoff, credentials};
-use crate::api::{CredentialProblem, ImageState, NodeImageCacheStatus, NodeSource, Reason};
+use crate::api::{CredentialProblem, NodeImageCacheStatus, NodeSource, Reason};
 
 /// The time, on the two clocks that there are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,9 +41,6 @@ pub struct PresentImage {
     /// The platform it is made for, if that is not this node's.
     pub foreign_platform: Option<String>,
 }
-
-/// The state of a wanted image, its reason, and the same in a sentence.
-pub type State = (ImageState, Option<Reason>, Option<Cow<'static, str>>);
 
 /// What the runtime has under each name that it was asked for.
 pub type Answers = BTreeMap<ImageKey, Option<Arc<PresentImage>>>;
@@ -88,15 +85,6 @@ pub struct Overtaken {
     pub by_refresh: bool,
 }
 
-/// A failed attempt.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Failed {
-    /// The cause's class.
-    pub reason: Reason,
-    /// The cause in a sentence.
-    pub message: String,
-}
-
 /// How a pull ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Outcome {
@@ -110,23 +98,6 @@ pub enum Outcome {
     RuntimeLost,
     /// It was cancelled by this agent: that is no attempt either.
     Cancelled,
-}
-
-/// What is remembered of an image while it is wanted.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Memory {
-    /// Attempts that failed since the image was last there.
-    pub failures: u32,
-    /// The last one of them.
-    pub last: Option<Failed>,
-    /// When it may be tried again, and the same for people.
-    pub retry: Option<(Duration, Timestamp)>,
-    /// It was there.
-    pub seen: bool,
-    /// When something else removed it, as far as that is remembered.
-    pub evictions: Vec<Duration>,
-    /// When it was last asked for, and when it is to be asked for again.
-    pub refresh: Refresh,
 }
 
 /// The world of one node.
@@ -516,204 +487,5 @@ impl World {
     pub fn is_ready(&self, key: &ImageKey) -> bool {
         let image = self.image(key);
         image.is_some_and(|image| image.foreign_platform.is_none())
-    }
-
-    /// The state of a wanted image, its reason, and the same in a sentence.
-    #[must_use]
-    pub fn state(&self, key: &ImageKey, now: Now, timing: &Timing) -> State {
-        let Some(wanted) = self
-            .desired
-            .known()
-            .and_then(|desired| desired.images.get(key))
-        else {
-            return (ImageState::Waiting, Some(Reason::Queued), None);
-        };
-        if let Err(invalid) = &wanted.reference {
-            return failed(Reason::InvalidReference, invalid.to_string());
-        }
-        let present = self.image(key);
-        let memory = self.memory.get(key);
-        if present.is_some_and(|image| image.foreign_platform.is_none()) {
-            let refresh = memory.and_then(|memory| memory.refresh.failing(wanted.refresh));
-            let last = refresh.and_then(|refresh| refresh.last.as_ref());
-            let said = last.map(|Failed { reason, message }| format!("{reason}: {message}").into());
-            let reason = last.map(|_| Reason::RefreshFailed);
-            return (ImageState::Ready, reason, said);
-        }
-        let last = memory.and_then(|memory| memory.last.as_ref());
-        let evicted = memory.is_some_and(|memory| memory.seen && present.is_none());
-        if let Some(pull) = self.pulls.get(key).filter(|pull| !pull.cancelled)
-            && (!self.is_repetition(key)
-                || now.monotonic.saturating_sub(pull.since) >= timing.retry_is_pulling_after)
-        {
-            let (reason, message) = evicted
-                .then_some((Reason::Evicted, Cow::Borrowed(EVICTED)))
-                .unzip();
-            return (ImageState::Pulling, reason, message);
-        }
-        if wanted.paused {
-            let message = last.map_or_else(
-                || Cow::Borrowed("spec.paused is set"),
-                |last| {
-                    let (reason, message) = (last.reason, &last.message);
-                    format!("spec.paused is set; the last attempt failed: {reason}: {message}")
-                        .into()
-                },
-            );
-            return (ImageState::Waiting, Some(Reason::Paused), Some(message));
-        }
-        if let Some(platform) = present.and_then(|image| image.foreign_platform.as_deref()) {
-            return failed(
-                Reason::NoMatchingPlatform,
-                format!(
-                    "the image is made for {platform}, not for this node: push one for this node's platform, or select other nodes"
-                ),
-            );
-        }
-        if let Some(last) = last {
-            return failed(last.reason, last.message.clone());
-        }
-        if let Some((_, hold)) = self.registries.hold(wanted) {
-            let (image, Failed { reason, message }) = &hold.cause;
-            return failed(
-                *reason,
-                format!("the registry is left alone since it was asked for {image}: {message}"),
-            );
-        }
-        if let Runtime::Down(why) | Runtime::Taken(why) = &self.runtime {
-            return waiting(Reason::RuntimeUnavailable, why.clone());
-        }
-        if self.yielding == Yielding::Wholly {
-            return waiting(Reason::Yielding, YIELDING);
-        }
-        if evicted {
-            return waiting(Reason::Evicted, EVICTED);
-        }
-        (ImageState::Waiting, Some(Reason::Queued), None)
-    }
-
-    /// How often an image, or its registry if that is being left alone, has failed in a row, and when it is tried again.
-    #[must_use]
-    pub fn failures(&self, key: &ImageKey) -> (u32, Option<Timestamp>) {
-        let memory = self.memory.get(key);
-        let wanted = self
-            .desired
-            .known()
-            .and_then(|desired| desired.images.get(key));
-        if self.is_ready(key) {
-            let interval = wanted.and_then(|wanted| wanted.refresh);
-            let refresh = memory.and_then(|memory| memory.refresh.failing(interval));
-            let retry = refresh.and_then(|refresh| refresh.retry);
-            return (
-                refresh.map_or(0, |refresh| refresh.failures),
-                retry.map(|(_, at)| at),
-            );
-        }
-        let own = memory.map_or(0, |memory| memory.failures);
-        let retry = memory.and_then(|memory| memory.retry);
-        let last = memory.and_then(|memory| memory.last.as_ref());
-        let hold = wanted.and_then(|wanted| self.registries.hold(wanted));
-        let (failures, until) = match hold {
-            Some((_, hold)) if last.is_none_or(|last| last.reason == hold.cause.1.reason) => {
-                (own.max(hold.failures), retry.max(Some(hold.until)))
-            }
-            Some((_, hold)) => (own, retry.max(Some(hold.until))),
-            None => (own, retry),
-        };
-        (failures, until.map(|(_, at)| at))
-    }
-
-    /// When [`World::state`] of an image that is being pulled again turns from its last failure to `Pulling`.
-    #[must_use]
-    pub fn state_changes_at(&self, timing: &Timing, now: Now) -> Option<Duration> {
-        self.pulls
-            .iter()
-            .filter(|(key, pull)| !pull.cancelled && self.is_repetition(key))
-            .map(|(_, pull)| pull.since + timing.retry_is_pulling_after)
-            .filter(|at| *at > now.monotonic)
-            .min()
-    }
-
-    /// Whether a pull of this image repeats one that failed, or that brought an image for another platform.
-    fn is_repetition(&self, key: &ImageKey) -> bool {
-        let failed = |memory: &Memory| memory.last.is_some();
-        self.memory.get(key).is_some_and(failed) || self.image(key).is_some()
-    }
-}
-
-/// What to look at when images disappear.
-const EVICTED: &str = "something else on the node removed this image: look at the kubelet's imageGCHighThresholdPercent and imageMaximumGCAge, and at image cleaners";
-
-/// Why nothing is pulled although nothing is wrong.
-const YIELDING: &str =
-    "something else is downloading images on this node, such as a pod that starts: it goes first";
-
-fn failed(reason: Reason, message: impl Into<Cow<'static, str>>) -> State {
-    (ImageState::Failed, Some(reason), Some(message.into()))
-}
-
-fn waiting(reason: Reason, message: impl Into<Cow<'static, str>>) -> State {
-    (ImageState::Waiting, Some(reason), Some(message.into()))
-}
-
-impl Memory {
-    fn arrived(&mut self, image: &PresentImage) {
-        self.seen = true;
-        // One for another platform is pulled again, and how often that failed is remembered.
-        if image.foreign_platform.is_none() {
-            self.failures = 0;
-            self.last = None;
-            self.retry = None;
-        }
-    }
-
-    /// The last attempt to pull the image, or to ask for it again, failed.
-    fn is_failing(&self) -> bool {
-        self.last.is_some() || self.refresh.last.is_some()
-    }
-
-    /// Something changed that the failures so far say nothing about. Returns whether there were any.
-    fn start_anew(&mut self) -> bool {
-        let has_failed = self.last.is_some();
-        if has_failed {
-            self.failures = 0;
-            self.retry = None;
-        }
-        let refresh_failed = self.refresh.last.is_some();
-        if refresh_failed {
-            (self.refresh.failures, self.refresh.retry) = (0, None);
-        }
-        has_failed || refresh_failed
-    }
-
-    fn try_again(&mut self, delay: Duration, now: Now) {
-        self.retry = Some(later(now, delay));
-    }
-
-    /// Pulled again at once the first time, later and later when it keeps happening.
-    fn evicted(&mut self, now: Now, timing: &Timing, chance: f64) {
-        self.evictions
-            .retain(|at| now.monotonic.saturating_sub(*at) < timing.eviction_memory);
-        let before = u32::try_from(self.evictions.len()).unwrap_or(u32::MAX);
-        self.evictions.push(now.monotonic);
-        if before > 0 {
-            self.try_again(backoff::delay(Reason::Evicted, before, timing, chance), now);
-        }
-    }
-}
-
-/// This much later, on both clocks. The one for people has whole seconds: the API server keeps no others.
-pub(super) fn later(now: Now, delay: Duration) -> (Duration, Timestamp) {
-    let wall = now.wall.as_second().saturating_add(ceil_seconds(delay));
-    let wall = Timestamp::from_second(wall).unwrap_or(now.wall);
-    (now.monotonic + delay, wall)
-}
-
-fn ceil_seconds(delay: Duration) -> i64 {
-    let whole = i64::try_from(delay.as_secs()).unwrap_or(i64::MAX);
-    if delay.subsec_nanos() > 0 {
-        whole.saturating_add(1)
-    } else {
-        whole
     }
 }
