@@ -129,6 +129,39 @@ async fn a_bad_download_is_thrown_away_before_the_next_attempt() {
 
 #[tokio::test]
 #[ignore = "needs root and the servers: make test"]
+async fn what_a_node_cannot_unpack_is_not_downloaded_again() {
+    on_every_version(async |node| {
+        let timing = Timing {
+            unavailable: always(Duration::from_secs(1)),
+            ..Timing::default()
+        };
+        let image = ImageSpec::scratch().layer(1, 2_000_000);
+        let image = node.push("lab/kept:1", &image).await;
+        let mounts = node.server.root().join("tmpmounts");
+        let aside = mounts.with_extension("aside");
+        std::fs::rename(&mounts, &aside).unwrap();
+        let agent = start(&node, &timing);
+        agent.wants_specs([("a", spec(&[&image]))].into_iter());
+        let failed_twice = |report: &NodeImageCacheStatus| {
+            let mut images = report.images.iter();
+            images
+                .any(|image| image.reason == Some(Reason::PullFailed) && image.attempts >= Some(2))
+        };
+        agent.until("it to fail twice", failed_twice).await;
+        std::fs::rename(&aside, &mounts).unwrap();
+        agent.until("it", |report| report.ready == 1).await;
+        let bytes = node.proxy.requests().into_iter();
+        let bytes: u64 = bytes
+            .filter(|request| request.path.contains("/blobs/"))
+            .map(|request| request.bytes)
+            .sum();
+        assert!(bytes < 2_100_000, "{}: {bytes} bytes", node.version);
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
 async fn what_filled_the_disk_is_thrown_away_and_other_images_still_come() {
     for version in Version::ALL {
         let options = ContainerdOptions {

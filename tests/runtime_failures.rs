@@ -3,11 +3,13 @@
 
 mod lone_runtime;
 
+use std::fs;
+
 use imagecache_agent::api::reason::Reason;
 use lone_runtime::{LONG, LoneRuntime, on_every_version};
 use testbed::{
     ContainerdOptions, Fault, ImageSpec, Listen, Registry, RegistryOptions, Rule, Tls, Version,
-    other_architecture, wait_for,
+    gzip, other_architecture, wait_for,
 };
 
 #[tokio::test]
@@ -67,6 +69,45 @@ async fn each_cause_of_a_failed_pull_has_its_reason() {
         }
         // All of this has left the runtime as it was.
         node.runtime.pull(&good, None).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn a_layer_that_is_none_is_corrupt_and_one_that_the_node_cannot_unpack_is_not() {
+    on_every_version(async |node| {
+        let whole = gzip(&[7; 4096]).unwrap();
+        let mut spoilt = whole.clone();
+        spoilt[2000] ^= 1;
+        for (name, layer) in [
+            ("lab/no-tar:1", vec![7; 4096]),
+            ("lab/no-tar:2", whole.clone()),
+            ("lab/too-short:1", vec![7; 100]),
+            ("lab/too-short:2", whole[..2000].to_vec()),
+            ("lab/checksum:1", spoilt),
+        ] {
+            let image = node.push(name, &ImageSpec::scratch().bytes(layer)).await;
+            let (reason, message) = node.reason(&image).await;
+            assert_eq!(reason, Reason::Corrupt, "{}: {message}", node.version);
+        }
+
+        // No file system takes this name.
+        let name = "n".repeat(300);
+        let image = ImageSpec::scratch().files(&[(name.as_str(), 0o644, b"x")]);
+        let image = node.push("lab/long:1", &image).await;
+        assert_eq!(node.reason(&image).await.0, Reason::PullFailed);
+
+        // The folder in which layers are unpacked is gone.
+        let mounts = node.server.root().join("tmpmounts");
+        let aside = mounts.with_extension("aside");
+        fs::rename(&mounts, &aside).unwrap();
+        let image = node.push("lab/good:1", &ImageSpec::small(3)).await;
+        let (reason, message) = node.reason(&image).await;
+        assert_eq!(reason, Reason::PullFailed, "{message}");
+        assert!(message.contains("cannot unpack"), "{message}");
+        fs::rename(&aside, &mounts).unwrap();
+        node.runtime.pull(&image, None).await.unwrap();
     })
     .await;
 }

@@ -61,11 +61,7 @@ const RULES: &[Rule] = &[
             "invalid repository name",
         ],
     ),
-    (
-        NoSpace,
-        "the disk is full",
-        &["no space left on device", "disk quota exceeded"],
-    ),
+    (NoSpace, FULL, NO_SPACE),
     (
         NoMatchingPlatform,
         "the image has no variant for this node's platform",
@@ -118,13 +114,7 @@ const RULES: &[Rule] = &[
     (
         Corrupt,
         "the image's layers are not what its configuration promises",
-        &[
-            "wrong diff id",
-            "mismatched image rootfs",
-            "gzip: invalid",
-            "archive/tar: invalid",
-            "magic number mismatch",
-        ],
+        &["wrong diff id", "mismatched image rootfs"],
     ),
     (
         RateLimited,
@@ -213,12 +203,6 @@ const RULES: &[Rule] = &[
             "denied:",
         ],
     ),
-    // A layer that cannot be unpacked also ends so, behind its own rule.
-    (
-        Corrupt,
-        "a layer cannot be unpacked",
-        &["failed to extract layer"],
-    ),
     (
         RegistryUnavailable,
         "the registry closed the connection",
@@ -233,6 +217,38 @@ const RULES: &[Rule] = &[
     (NotFound, NOT_FOUND, &["manifest unknown", "name unknown"]),
 ];
 
+/// What unpacking a layer says. The layer is there and has the digest that was promised, so only a text that is about its bytes makes
+/// it [`Corrupt`]: what the node cannot do, another download does not mend.
+const UNPACKING: &[Rule] = &[
+    (NoSpace, FULL, NO_SPACE),
+    (
+        Corrupt,
+        "a layer is not what it should be and cannot be unpacked",
+        &[
+            "unexpected eof",
+            "gzip: invalid",
+            "flate: corrupt input",
+            "unpigz: ",
+            "archive/tar: ",
+            // zstd.
+            "magic number mismatch",
+            "invalid input: ",
+            "corrupt input",
+            "crc check failed",
+            "wrong diff id",
+            "unexpected commit digest",
+            "unexpected commit size",
+        ],
+    ),
+    (Stalled, STALLED, &["context canceled"]),
+];
+
+/// Stands before what unpacking says.
+const UNPACK: &str = "failed to extract layer";
+
+const FULL: &str = "the disk is full";
+const NO_SPACE: &[&str] = &["no space left on device", "disk quota exceeded"];
+const CANNOT_UNPACK: &str = "this node cannot unpack a layer";
 const RATE_LIMITED: &str = "the registry wants fewer requests from here";
 const STALLED: &str = "the runtime cancelled the pull because it made no progress";
 const NOT_FOUND: &str = "the registry has no such repository, tag or digest";
@@ -246,18 +262,29 @@ fn rule(code: Code, words: &str, message: &str) -> (Reason, &'static str) {
     if let Some(status) = http_status(words) {
         return by_status(status, words, message);
     }
-    if let Some((reason, lead, _)) = RULES.iter().find(|(_, _, texts)| has(words, texts)) {
-        return (*reason, lead);
+    if let Some((_, unpacking)) = words.split_once(UNPACK) {
+        return first(UNPACKING, unpacking).unwrap_or((PullFailed, CANNOT_UNPACK));
+    }
+    // The node's own files deny something, and no registry does.
+    let words = words.replace("permission denied", "");
+    if let Some(found) = first(RULES, &words) {
+        return found;
     }
     match code {
         Code::Cancelled => (Stalled, STALLED),
         Code::DeadlineExceeded => (RegistryUnavailable, "the registry does not answer"),
-        Code::NotFound if !has(words, NOT_THE_REGISTRYS) => (NotFound, NOT_FOUND),
+        Code::NotFound if !has(&words, NOT_THE_REGISTRYS) => (NotFound, NOT_FOUND),
         _ if words.ends_with(": eof") => {
             (RegistryUnavailable, "the registry closed the connection")
         }
         _ => (PullFailed, ""),
     }
+}
+
+fn first(rules: &[Rule], words: &str) -> Option<(Reason, &'static str)> {
+    let mut rules = rules.iter();
+    let (reason, lead, _) = rules.find(|(_, _, texts)| has(words, texts))?;
+    Some((*reason, lead))
 }
 
 fn has(text: &str, any: &[&str]) -> bool {

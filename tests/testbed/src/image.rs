@@ -23,8 +23,13 @@ pub struct ImageSpec {
 
 #[derive(Clone, Debug)]
 enum Layer {
-    Random { seed: u64, bytes: usize },
+    Random {
+        seed: u64,
+        bytes: usize,
+    },
     Files(Vec<File>),
+    /// What is no layer, or a broken one.
+    Bytes(Vec<u8>),
 }
 
 #[derive(Clone, Debug)]
@@ -107,6 +112,13 @@ impl ImageSpec {
         self
     }
 
+    /// Adds a layer that is just these bytes, whatever they are; its digest is right.
+    #[must_use]
+    pub fn bytes(mut self, bytes: Vec<u8>) -> Self {
+        self.layers.push(Layer::Bytes(bytes));
+        self
+    }
+
     /// Sets the command.
     #[must_use]
     pub fn entrypoint(mut self, command: &[&str]) -> Self {
@@ -167,11 +179,11 @@ impl ImageSpec {
         for layer in &self.layers {
             let tar = layer.tar()?;
             diff_ids.push(digest(&tar));
-            let mut gzip = GzBuilder::new()
-                .mtime(0)
-                .write(Vec::new(), Compression::none());
-            gzip.write_all(&tar)?;
-            let blob = Blob::new(LAYER, gzip.finish()?);
+            let bytes = match layer {
+                Layer::Bytes(_) => tar,
+                _ => gzip(&tar)?,
+            };
+            let blob = Blob::new(LAYER, bytes);
             layers.push(blob.descriptor());
             content.blobs.push(blob);
         }
@@ -209,6 +221,7 @@ impl Layer {
                     append(&file.path, file.mode, &file.content)?;
                 }
             }
+            Self::Bytes(bytes) => return Ok(bytes.clone()),
         }
         Ok(tar.into_inner()?)
     }
@@ -235,6 +248,15 @@ impl Blob {
             .map(|(name, value)| (name.to_owned(), value))
             .collect()
     }
+}
+
+/// The bytes as gzip packs them, without compressing: they stay readable in it.
+pub fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut gzip = GzBuilder::new()
+        .mtime(0)
+        .write(Vec::new(), Compression::none());
+    gzip.write_all(bytes)?;
+    Ok(gzip.finish()?)
 }
 
 /// `sha256:` and the hash in hexadecimal.

@@ -25,7 +25,7 @@ mod wait;
 pub use cluster::{Bound, Cluster, ClusterOptions};
 pub use containerd::{Containerd, ContainerdOptions, RuntimeImage, Version};
 pub use fault_proxy::{Fault, FaultProxy, ProxyRequest, Rule};
-pub use image::{ImageSpec, architecture, digest, other_architecture};
+pub use image::{ImageSpec, architecture, digest, gzip, other_architecture};
 pub use kubernetes::{ApiRequest, client};
 pub use lab::Lab;
 pub use namespace::Namespace;
