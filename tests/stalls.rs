@@ -107,6 +107,48 @@ async fn a_registry_that_takes_the_question_and_says_nothing_is_a_stall() {
 
 #[tokio::test]
 #[ignore = "needs root and the servers: make test"]
+async fn a_registry_that_never_answers_does_not_keep_the_slots_from_another_one() {
+    on_every_version(async |node| {
+        let mut images = Vec::new();
+        for n in 0..20 {
+            images.push(
+                node.push(&format!("lab/silent{n}:1"), &ImageSpec::small(n))
+                    .await,
+            );
+        }
+        node.registry
+            .push("lab/good:1", &ImageSpec::small(30))
+            .await
+            .unwrap();
+        let good = node.registry.reference("lab/good:1");
+        images.push(good.clone());
+        node.proxy.add(Rule::new(Fault::Silence));
+        let agent = start(&node);
+        let begun = Instant::now();
+        let images: Vec<_> = images.iter().map(String::as_str).collect();
+        agent.wants_specs([("a", patient(&images, 3))].into_iter());
+        let is_there = |report: &NodeImageCacheStatus| report.ready == 1;
+        agent.until("the good one", is_there).await;
+        let took = begun.elapsed();
+        println!("{}: the good one after {took:?}", node.version);
+        // Two at a time for 3 s each, the silent ones alone would take 30 s.
+        assert!(took < Duration::from_secs(3 + 5), "{took:?}");
+        let is_held = |report: &NodeImageCacheStatus| {
+            let any = |reason| {
+                let mut images = report.images.iter();
+                images.any(|image| image.reason == Some(reason))
+            };
+            any(Reason::Stalled) && any(Reason::RegistryUnavailable)
+        };
+        agent.until("all to say why", is_held).await;
+        node.proxy.clear();
+        agent.until("all", |report| report.ready == 21).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
 async fn slow_progress_and_a_wait_for_a_slot_longer_than_the_timeout_are_no_stalls() {
     on_every_version(async |node| {
         let layers = (0..3).fold(ImageSpec::scratch(), |image, seed| {

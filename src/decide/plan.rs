@@ -163,6 +163,7 @@ mod tests {
     use crate::api::Reason;
     use crate::decide::desired::{Desired, Wanted};
     use crate::decide::memory::Failed;
+    use crate::decide::traffic::{Download, Ingest, Sight};
     use crate::decide::world::Outcome;
     use crate::decide::{Known, PresentImage, SecretName, Timing};
     use crate::image::Reference;
@@ -489,6 +490,60 @@ mod tests {
         assert_eq!(plan(&world, 2, at(100)).start, keys(&["r.io/app"]));
         fail(&mut world, "r.io/app", Reason::RegistryUnavailable, at(100));
         assert_eq!(plan(&world, 2, at(200)).start, keys(&["r.io/broken"]));
+    }
+
+    #[test]
+    fn a_registry_that_takes_questions_and_never_answers_holds_up_no_other() {
+        let silent: Vec<String> = (0..20).map(|n| format!("silent.io/{n}")).collect();
+        let mut images: Vec<_> = silent.iter().map(|image| (image.as_str(), 9)).collect();
+        images.push(("good.io/a", 0));
+        let mut world = world(&images, &[]);
+        let timing = Timing::default();
+        let stall = |world: &mut World, image: &str, from: u64, seen: Download| {
+            world.started(key(image), false, at(from));
+            let sight = Sight {
+                pulls: [(key(image), seen)].into(),
+                ..Sight::default()
+            };
+            for second in from..=from + 300 {
+                world
+                    .traffic
+                    .saw(&sight, false, at(second).monotonic, &timing);
+            }
+            world.tend(at(from + 300).monotonic, &timing);
+            let (key, now) = (key(image), at(from + 300));
+            assert_eq!(plan(world, 2, now).cancel, std::slice::from_ref(&key));
+            world.cancelled(&key);
+            world.ended(&key, Outcome::Cancelled, now, &timing, 0.5)
+        };
+        let part = Download {
+            ingests: vec![Ingest {
+                name: "layer".into(),
+                offset: 0,
+            }],
+            complete: 1,
+            ..Download::default()
+        };
+        let nothing = Download::default();
+        // What stalls in the middle says nothing of the registry.
+        assert_eq!(stall(&mut world, "silent.io/0", 0, part), None);
+        assert_eq!(
+            plan(&world, 2, at(300)).start,
+            keys(&["silent.io/0", "silent.io/1"])
+        );
+        assert!(stall(&mut world, "silent.io/1", 1000, nothing.clone()).is_some());
+        assert_eq!(plan(&world, 2, at(1300)).start, keys(&["good.io/a"]));
+        let (_, reason, message) = world.state(&key("silent.io/2"), at(1300), &timing);
+        assert_eq!(reason, Some(Reason::RegistryUnavailable));
+        assert!(message.unwrap().contains("has not answered"));
+        let own = world.state(&key("silent.io/1"), at(1300), &timing).1;
+        assert_eq!(own, Some(Reason::Stalled));
+        // Later it is asked for one image at a time.
+        assert_eq!(plan(&world, 2, at(1310)).start.len(), 2);
+        assert_eq!(plan(&world, 2, at(1310)).start[1], key("good.io/a"));
+        assert_eq!(stall(&mut world, "silent.io/2", 2000, nothing), None);
+        assert_eq!(plan(&world, 2, at(2319)).start, keys(&["good.io/a"]));
+        assert_eq!(plan(&world, 2, at(2320)).start.len(), 2);
     }
 
     #[test]

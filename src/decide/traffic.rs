@@ -47,6 +47,8 @@ pub struct Sight {
 pub struct Traffic {
     pulls: BTreeMap<ImageKey, Course>,
     others: Others,
+    /// The downloads that were seen take all the slots that pulls share: one that has begun nothing may wait for them.
+    is_crowded: bool,
 }
 
 /// The course of one pull.
@@ -159,6 +161,8 @@ impl Traffic {
     /// Takes what was seen. `shared_slots`: the runtime downloads a few layers at once of all pulls together.
     pub fn saw(&mut self, sight: &Sight, shared_slots: bool, now: Duration, timing: &Timing) {
         let own = sight.pulls.values().flat_map(|pull| &pull.ingests);
+        let others = sight.others.iter().flatten();
+        self.is_crowded = shared_slots && own.clone().chain(others).count() >= SLOTS;
         let own = own.chain(&sight.kept);
         self.others.ours(own, now, timing);
         if let Some(others) = &sight.others {
@@ -223,13 +227,22 @@ impl Traffic {
         let (done, total) = course.latest.bytes;
         Some(if unpacks {
             format!("unpacking has made no progress for {limit:#}")
-        } else if course.latest.complete == 0 && course.latest.ingests.is_empty() {
+        } else if course.is_empty() {
             format!("the registry has not answered for {limit:#} (pullProgressTimeout)")
         } else {
             format!(
                 "no byte has come for {limit:#} (pullProgressTimeout); {done} of {total} bytes are there and are kept"
             )
         })
+    }
+
+    /// Nothing of this pull has come yet, not even its manifest, and it waits for nothing else: the registry has not answered at all.
+    /// Where nobody sees bytes this is said of no pull.
+    #[must_use]
+    pub fn is_unanswered(&self, key: &ImageKey) -> bool {
+        let course = self.pulls.get(key);
+        let is_empty = |course: &Course| course.seen_at.is_some() && course.is_empty();
+        course.is_some_and(is_empty) && !self.is_crowded
     }
 
     /// Whether own pulls make way for others.
@@ -303,6 +316,11 @@ impl Course {
             self.has_moved |= !is_first;
         }
         self.latest = seen.clone();
+    }
+
+    /// It has nothing, and brings nothing.
+    fn is_empty(&self) -> bool {
+        self.latest.complete == 0 && self.latest.ingests.is_empty()
     }
 
     /// None of its downloads has moved since it began: each may be waiting for its turn.

@@ -361,6 +361,7 @@ impl World {
         chance: f64,
     ) -> Option<News> {
         let pull = self.pulls.remove(key);
+        let is_unanswered = self.traffic.is_unanswered(key);
         self.traffic.ended(key);
         self.reported_bytes.remove(key);
         let began = pull.as_ref().map_or(now.monotonic, |pull| pull.since);
@@ -374,7 +375,18 @@ impl World {
             }),
             (outcome, _) => outcome,
         };
-        let news = self.registry_heard(key, &outcome, began, now, timing, chance);
+        let news = match &outcome {
+            // As after a refused connection: each pull would hold a slot for as long, whoever else waits for it.
+            Outcome::Failed(failed) if failed.reason == Reason::Stalled && is_unanswered => {
+                let failed = Failed {
+                    reason: Reason::RegistryUnavailable,
+                    message: failed.message.clone(),
+                };
+                let silent = Outcome::Failed(failed);
+                self.registry_heard(key, &silent, began, now, timing, chance)
+            }
+            outcome => self.registry_heard(key, outcome, began, now, timing, chance),
+        };
         if matches!(outcome, Outcome::Pulled(_) | Outcome::Failed(_)) && !overtaken.by_refresh {
             self.refreshes.asked(key);
         }

@@ -77,6 +77,28 @@ fn a_registry_that_never_answers_is_a_stall() {
         saw(&mut traffic, at, &[("a", Download::default())], &[]);
     }
     assert!(is_stalled(&traffic, "a", 70));
+    assert!(traffic.is_unanswered(&"a".into()));
+}
+
+#[test]
+fn only_where_nothing_came_and_nothing_is_in_the_way_the_registry_has_not_answered() {
+    let mut traffic = Traffic::default();
+    for key in ["a", "b"] {
+        traffic.began(key.into(), false, seconds(0));
+    }
+    assert!(!traffic.is_unanswered(&"a".into()), "nobody has looked");
+    let busy = [("b", download(1, 0, &[("l", 0), ("m", 0)]))];
+    let pulls = [("a", Download::default()), busy[0].clone()];
+    saw(&mut traffic, 1, &pulls, &[]);
+    assert!(traffic.is_unanswered(&"a".into()));
+    assert!(!traffic.is_unanswered(&"b".into()), "it has a manifest");
+    saw(&mut traffic, 2, &pulls, &[("n", 0)]);
+    assert!(
+        !traffic.is_unanswered(&"a".into()),
+        "it may wait for a slot"
+    );
+    saw(&mut traffic, 3, &[("a", download(1, 0, &[]))], &[]);
+    assert!(!traffic.is_unanswered(&"a".into()));
 }
 
 #[test]
