@@ -5,15 +5,21 @@
 mod agent_loop;
 mod fake_cri;
 
+use std::future::ready;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use imagecache_agent::api::condition::find;
-use imagecache_agent::api::{ImageState, NodeImageCacheStatus, Reason};
-use imagecache_agent::decide::Timing;
+use imagecache_agent::api::{
+    CredentialProblem, ImageCacheSpec, ImageState, LocalSecret, NodeImageCacheStatus, Reason,
+};
+use imagecache_agent::credentials::{Credential, Entry, Secrets};
+use imagecache_agent::decide::{SecretName, Timing};
 use testbed::wait_for;
 use tonic::Code;
 
-use agent_loop::{Agent, SOON};
+use agent_loop::{Agent, SOON, spec};
 use fake_cri::{FakeCri, Pull};
 
 fn start(runtime: &FakeCri) -> Agent {
@@ -22,6 +28,37 @@ fn start(runtime: &FakeCri) -> Agent {
         ..Timing::default()
     };
     Agent::start(runtime.endpoint(), &timing)
+}
+
+/// Every Secret has credentials for one repository.
+#[derive(Debug)]
+struct OneTeam;
+
+impl Secrets for OneTeam {
+    fn read<'a>(
+        &'a self,
+        name: &'a SecretName,
+    ) -> BoxFuture<'a, Result<Arc<Vec<Entry>>, CredentialProblem>> {
+        let entry = Entry {
+            key: "r.io/team".to_owned(),
+            credential: Credential {
+                username: name.name.clone(),
+                password: "hunter2".to_owned(),
+            },
+        };
+        Box::pin(ready(Ok(Arc::new(vec![entry]))))
+    }
+}
+
+/// These images, with this pull secret.
+fn with_secret(secret: &str, images: &[&str], priority: i32) -> ImageCacheSpec {
+    ImageCacheSpec {
+        image_pull_secrets: vec![LocalSecret {
+            name: secret.to_owned(),
+        }],
+        priority,
+        ..spec(images)
+    }
 }
 
 fn pulls(runtime: &FakeCri) -> Vec<String> {
@@ -184,6 +221,44 @@ async fn a_failure_is_reported_with_its_reason_and_its_next_attempt() {
         (Some(Reason::NotFound), Some(1))
     );
     assert!(failed.next_attempt.is_some() && failed.message.is_some());
+}
+
+#[tokio::test]
+async fn a_limit_of_those_who_ask_as_nobody_is_one_limit_and_stops_no_one_else() {
+    let runtime = FakeCri::start();
+    let images: Vec<String> = (0..6).map(|n| format!("r.io/library/{n}:1")).collect();
+    let too_many = "unexpected status from HEAD request: 429 Too Many Requests";
+    for image in &images {
+        runtime.on_pull(image, Pull::Fails(Code::Unknown, too_many.into()));
+    }
+    let agent = Agent::start_with(runtime.endpoint(), &Timing::default(), |channels| {
+        channels.secrets = Arc::new(OneTeam);
+    });
+    // All of these are in one ImageCache, and each in another one that names a Secret of its own: none is for these images.
+    let all: Vec<&str> = images.iter().map(String::as_str).collect();
+    let (together, apart) = all.split_at(3);
+    let names: Vec<String> = (0..3).map(|n| format!("other-{n}")).collect();
+    let mut specs = vec![
+        ("a", with_secret("team", together, 9)),
+        ("b", with_secret("team", &["r.io/team/app:1"], 0)),
+    ];
+    for (name, image) in names.iter().zip(apart) {
+        specs.push((name.as_str(), with_secret(name, &[image], 5)));
+    }
+    agent.wants_specs(specs.into_iter());
+    let all_known = |report: &NodeImageCacheStatus| (report.ready, report.failed) == (1, 6);
+    let report = agent.until("the team's image", all_known).await;
+    for image in &report.images {
+        let is_limited = image.reason == Some(Reason::RateLimited);
+        assert_eq!(is_limited, image.state == ImageState::Failed, "{image:?}");
+    }
+    let asked = pulls(&runtime);
+    let as_nobody: Vec<_> = asked
+        .iter()
+        .filter(|pull| pull.contains("library"))
+        .collect();
+    // Two pulls begin together before anything is known.
+    assert_eq!(as_nobody.len(), 2, "{asked:?}");
 }
 
 #[tokio::test]

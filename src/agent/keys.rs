@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::api::{CredentialProblem, Reason};
 use crate::credentials::{Keyring, Named, NodeCredentials, NodeKeys, Secrets};
 use crate::decide::SecretName;
+use crate::decide::registries::Credentials;
 
 /// Where the credentials of an image are looked for.
 #[derive(Clone, Debug)]
@@ -61,6 +62,13 @@ impl Sources {
 }
 
 impl Keys {
+    /// The sources of these.
+    #[must_use]
+    pub fn sources(&self) -> Credentials {
+        let sources = self.found.iter();
+        sources.map(|named| Arc::clone(&named.source)).collect()
+    }
+
     /// After a registry refused all of them: reads what the node had remembered anew, and returns how many were tried before.
     /// `None`: nothing was remembered, so there is nothing newer.
     pub async fn renew(&mut self, sources: &Sources, image: &str) -> Option<usize> {

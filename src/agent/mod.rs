@@ -381,6 +381,9 @@ impl Agent {
         let before = self.world.credentials();
         self.world
             .read_credentials(key, pulled.secrets.clone(), &pulled.node);
+        if let Some(credentials) = &pulled.asked_as {
+            self.world.asks_as(key, credentials.clone());
+        }
         let (are_ready, reason, message) = self.world.credentials();
         match (before, are_ready) {
             ((true, ..), true) => {}
@@ -493,6 +496,7 @@ impl Agent {
                     .to_vec(),
                 node: self.channels.node.clone(),
             },
+            limits: self.world.limits(&key),
             ask_first: !session.status.events && !is_refresh,
             steps: self.steps.0.clone(),
         };

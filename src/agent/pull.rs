@@ -1,6 +1,6 @@
 //! One pull: a task that the loop starts, may cancel, and hears from once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -13,6 +13,7 @@ use crate::api::{CredentialProblem, Reason};
 use crate::credentials::{Named, NodeReading};
 use crate::decide::desired::ImageKey;
 use crate::decide::memory::Failed;
+use crate::decide::registries::Credentials;
 use crate::decide::world::Outcome;
 use crate::decide::{PresentImage, SecretName};
 use crate::runtime::{Auth, Containerd, Lease, PullError, Runtime, RuntimeError};
@@ -32,6 +33,8 @@ pub struct Pull {
     pub lease: Option<(Containerd, Lease)>,
     /// Where its credentials are looked for.
     pub sources: Sources,
+    /// The registry is not to be asked with these credentials.
+    pub limits: BTreeSet<Credentials>,
     /// Whether to ask first if the image is there: the runtime does not tell when others bring images.
     pub ask_first: bool,
     /// Where the pull tells how far it is.
@@ -61,6 +64,8 @@ pub struct Pulled {
     pub secrets: BTreeMap<Arc<SecretName>, Option<CredentialProblem>>,
     /// The same of the node's own sources.
     pub node: NodeReading,
+    /// Those that gave credentials for the image. `None`: they were not read.
+    pub asked_as: Option<Credentials>,
 }
 
 impl From<Outcome> for Pulled {
@@ -70,6 +75,18 @@ impl From<Outcome> for Pulled {
             resolved: None,
             secrets: BTreeMap::new(),
             node: NodeReading::new(),
+            asked_as: None,
+        }
+    }
+}
+
+impl Pulled {
+    fn after_reading(keys: Keys, outcome: Outcome) -> Self {
+        Self {
+            asked_as: Some(keys.sources()),
+            secrets: keys.secrets,
+            node: keys.node.read,
+            ..outcome.into()
         }
     }
 }
@@ -92,6 +109,9 @@ impl Pull {
         let Some(mut keys) = self.cancel.run_until_cancelled(keys).await else {
             return Outcome::Cancelled.into();
         };
+        if self.limits.contains(&keys.sources()) {
+            return Pulled::after_reading(keys, Outcome::Limited);
+        }
         let outcome = match self.pull_with(&mut keys, image).await {
             None => Err(Outcome::Cancelled),
             Some(Ok(name)) => Ok(name),
@@ -104,13 +124,7 @@ impl Pull {
         };
         let name = match outcome {
             Ok(name) => name,
-            Err(outcome) => {
-                return Pulled {
-                    secrets: keys.secrets,
-                    node: keys.node.read,
-                    ..outcome.into()
-                };
-            }
+            Err(outcome) => return Pulled::after_reading(keys, outcome),
         };
         // Nobody listens any more when the agent ends.
         let _ = self.steps.send((self.key.clone(), Step::Landed));
@@ -127,9 +141,7 @@ impl Pull {
         };
         Pulled {
             resolved: Some(name),
-            secrets: keys.secrets,
-            node: keys.node.read,
-            ..Outcome::Pulled(image).into()
+            ..Pulled::after_reading(keys, Outcome::Pulled(image))
         }
     }
 

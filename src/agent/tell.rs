@@ -52,6 +52,9 @@ impl Agent {
                 metrics.pulled(took, image.bytes);
                 info!(image = %key, bytes = image.bytes, seconds, "pulled");
             }
+            Outcome::Limited => {
+                info!(image = %key, "not asked for: the registry is left alone with these credentials");
+            }
             Outcome::Cancelled => {
                 let is_wanted = |desired: &Desired| desired.images.contains_key(key);
                 if self.world.desired.known().is_some_and(is_wanted) {

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::backoff;
 use super::refresh::Refresh;
+use super::registries::Credentials;
 use super::timing::Timing;
 use super::world::{Now, PresentImage};
 use crate::api::Reason;
@@ -28,6 +29,8 @@ pub struct Memory {
     pub last: Option<Failed>,
     /// When it may be tried again, and the same for people.
     pub retry: Option<(Duration, Timestamp)>,
+    /// Whose credentials it is asked for with, as the last pull of it has found. `None`: not known.
+    pub asked_as: Option<Credentials>,
     /// It was there.
     pub seen: bool,
     /// When something else removed it, as far as that is remembered.

@@ -339,7 +339,7 @@ impl Model {
                 !self.is_ours(&key) || is_refresh,
                 "{key} is pulled though it is there"
             );
-            let hold = self.world.registries.hold(wanted);
+            let hold = self.world.hold(&key, wanted);
             assert!(
                 hold.is_none_or(|(_, hold)| hold.until.0 <= now.monotonic),
                 "{key} is pulled though its registry is left alone"

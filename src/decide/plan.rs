@@ -95,7 +95,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         } else {
             memory.and_then(|memory| memory.retry).map(|(at, _)| at)
         };
-        let hold = world.registries.hold(wanted);
+        let hold = world.hold(key, wanted);
         let at = retry.max(hold.as_ref().map(|(_, hold)| hold.until.0));
         if let Some(at) = at.filter(|at| *at > now.monotonic) {
             wake = Some(wake.map_or(at, |wake| wake.min(at)));
@@ -127,7 +127,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     };
     let slots = slots.saturating_sub(busy.clone().count());
     let mut asked: BTreeSet<Scope> = busy
-        .filter_map(|(key, _)| world.registries.hold(desired.images.get(key)?))
+        .filter_map(|(key, _)| world.hold(key, desired.images.get(key)?))
         .map(|(scope, _)| scope)
         .collect();
     let waiting = due.len();
@@ -163,6 +163,7 @@ mod tests {
     use crate::api::Reason;
     use crate::decide::desired::{Desired, Wanted};
     use crate::decide::memory::Failed;
+    use crate::decide::registries::Credentials;
     use crate::decide::traffic::{Download, Ingest, Sight};
     use crate::decide::world::Outcome;
     use crate::decide::{Known, PresentImage, SecretName, Timing};
@@ -467,6 +468,48 @@ mod tests {
             (second.start.len(), second.wake),
             (0, Some(Duration::from_secs(620)))
         );
+    }
+
+    #[test]
+    fn who_is_asked_for_with_which_credentials_is_found_out_before_a_registry_with_a_limit_is_asked()
+     {
+        let images = ["r.io/a", "r.io/b", "r.io/c"];
+        let mut world = world(&images.map(|image| (image, 0)), &[]);
+        let secret = Arc::new(SecretName {
+            namespace: "ns".to_owned(),
+            name: "s".to_owned(),
+        });
+        let Known::Known(desired) = &mut world.desired else {
+            panic!("it is known");
+        };
+        for wanted in desired.images.values_mut() {
+            wanted.secrets = vec![Arc::clone(&secret)];
+        }
+        let (nobody, team) = (Credentials::new(), Credentials::from(["ns/s".into()]));
+        world.asks_as(&key("r.io/a"), nobody.clone());
+        fail(&mut world, "r.io/a", Reason::RateLimited, at(0));
+        // Nothing is known of the others: they read their credentials, and one finds some.
+        let now = at(1);
+        assert_eq!(plan(&world, 2, now).start, keys(&["r.io/b", "r.io/c"]));
+        let limits = [nobody.clone()].into();
+        assert_eq!(world.limits(&key("r.io/b")), limits);
+        for (image, found) in [("r.io/b", &nobody), ("r.io/c", &team)] {
+            world.started(key(image), false, now);
+            world.asks_as(&key(image), found.clone());
+            let outcome = Outcome::Limited;
+            world.ended(&key(image), outcome, now, &Timing::default(), 0.5);
+        }
+        assert_eq!(plan(&world, 2, now).start, keys(&["r.io/c"]));
+        let (_, reason, _) = world.state(&key("r.io/b"), now, &Timing::default());
+        assert_eq!(reason, Some(Reason::RateLimited));
+        assert_eq!(world.memory[&key("r.io/b")].failures, 0);
+        // When the time is over one of those asks, and only what it is known to ask with is no limit for it.
+        assert_eq!(plan(&world, 9, at(601)).start.len(), 2);
+        assert!(world.limits(&key("r.io/b")).is_empty());
+        assert_eq!(world.limits(&key("r.io/c")), limits);
+        // A Secret that changed may have credentials now.
+        world.secrets_changed(&[((*secret).clone(), 1)].into());
+        assert_eq!(plan(&world, 9, now).start.len(), 3);
     }
 
     #[test]

@@ -1,5 +1,10 @@
 //! Registries that are left alone for a while: as a whole when they do not answer, and for whoever asks with the same credentials
 //! when they say that these ask too much.
+//!
+//! A limit is one of the credentials that were used, and not of the pull secrets that are named for an image: of one Secret for
+//! `docker.io/team`, the images of `docker.io/library` are asked for by nobody, with nobody's limit. Who asks is known once a pull
+//! has read its credentials. So an image of which that is not known yet reads them first, and does not ask if there is a limit for
+//! these.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,8 +20,8 @@ use super::timing::Timing;
 use super::world::Now;
 use crate::api::Reason;
 
-/// The pull secrets that are named for an image: with whose rights it is asked for.
-type Credentials = Vec<Arc<SecretName>>;
+/// The sources that gave credentials for an image, by their names: with whose rights it is asked for. None: with nobody's.
+pub type Credentials = BTreeSet<Arc<str>>;
 
 /// Registries that are being left alone, by their host and port.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +55,7 @@ pub struct Hold {
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Scope<'a> {
     registry: &'a str,
-    credentials: Option<&'a [Arc<SecretName>]>,
+    credentials: Option<&'a Credentials>,
 }
 
 /// A registry begins to be left alone, or is so no more.
@@ -63,26 +68,42 @@ pub struct News {
 }
 
 impl Registries {
-    /// What holds for an image: of two holds the longer one.
+    /// What holds for an image that is asked for with these credentials, if that is known: of two holds the longer one.
     #[must_use]
-    pub fn hold<'a>(&'a self, wanted: &'a Wanted) -> Option<(Scope<'a>, &'a Hold)> {
+    pub fn hold<'a>(
+        &'a self,
+        wanted: &'a Wanted,
+        credentials: Option<&'a Credentials>,
+    ) -> Option<(Scope<'a>, &'a Hold)> {
         let registry = wanted.reference.as_ref().ok()?.registry();
         let holds = self.held.get(registry)?;
         let scope = |credentials| Scope {
             registry,
             credentials,
         };
-        let credentials = &wanted.secrets;
         let whole = holds.whole.iter().map(|hold| (scope(None), hold));
-        let limited = holds.limited.get(credentials).into_iter();
-        let limited = limited.map(|hold| (scope(Some(credentials)), hold));
+        let limited = credentials.and_then(|credentials| {
+            Some((scope(Some(credentials)), holds.limited.get(credentials)?))
+        });
         whole.chain(limited).max_by_key(|(_, hold)| hold.until.0)
     }
 
-    /// A pull that began at `began` failed.
+    /// With which credentials the image's registry is not to be asked, other than with these, with which it may be.
+    #[must_use]
+    pub fn limits(&self, wanted: &Wanted, but: Option<&Credentials>) -> BTreeSet<Credentials> {
+        let reference = wanted.reference.as_ref().ok();
+        let holds = reference.and_then(|reference| self.held.get(reference.registry()));
+        let limited = holds.into_iter().flat_map(|holds| holds.limited.keys());
+        limited
+            .filter(|credentials| Some(*credentials) != but)
+            .cloned()
+            .collect()
+    }
+
+    /// A pull with these credentials that began at `began` failed.
     pub(super) fn failed(
         &mut self,
-        wanted: &Wanted,
+        (wanted, credentials): (&Wanted, &Credentials),
         failed: &Failed,
         began: Duration,
         now: Now,
@@ -93,16 +114,16 @@ impl Registries {
         let registry = reference.registry();
         match failed.reason {
             Reason::RegistryUnavailable => {}
-            Reason::RateLimited => drop(self.answered(wanted, false)),
+            Reason::RateLimited => drop(self.answered(wanted, credentials, false)),
             // These say nothing about the registry.
             Reason::Stalled | Reason::Tls | Reason::PullFailed | Reason::InvalidReference => {
                 return None;
             }
-            _ => return self.answered(wanted, true),
+            _ => return self.answered(wanted, credentials, true),
         }
         let holds = self.held.entry(registry.to_owned()).or_default();
         let before = if failed.reason == Reason::RateLimited {
-            holds.limited.get(&wanted.secrets)
+            holds.limited.get(credentials)
         } else {
             holds.whole.as_ref()
         };
@@ -121,7 +142,7 @@ impl Registries {
             held: Some((hold.until.1, failed.reason)),
         });
         if failed.reason == Reason::RateLimited {
-            holds.limited.insert(wanted.secrets.clone(), hold);
+            holds.limited.insert(credentials.clone(), hold);
         } else {
             holds.whole = Some(hold);
         }
@@ -129,12 +150,17 @@ impl Registries {
     }
 
     /// The registry gave an answer about this image, and not that there were too many questions if `is_served`.
-    pub(super) fn answered(&mut self, wanted: &Wanted, is_served: bool) -> Option<News> {
+    pub(super) fn answered(
+        &mut self,
+        wanted: &Wanted,
+        credentials: &Credentials,
+        is_served: bool,
+    ) -> Option<News> {
         let registry = wanted.reference.as_ref().ok()?.registry();
         let holds = self.held.get_mut(registry)?;
         let whole = holds.whole.take();
         let limited = is_served
-            .then(|| holds.limited.remove(&wanted.secrets))
+            .then(|| holds.limited.remove(credentials))
             .flatten();
         let freed = whole.or(limited).map(|_| News {
             registry: registry.to_owned(),
@@ -148,10 +174,12 @@ impl Registries {
 
     /// What a registry said to these Secrets as they were says nothing about them as they are.
     pub(super) fn secrets_changed(&mut self, news: &BTreeSet<SecretName>) {
+        let changed: Vec<String> = news.iter().map(ToString::to_string).collect();
         for holds in self.held.values_mut() {
-            holds
-                .limited
-                .retain(|secrets, _| secrets.iter().all(|secret| !news.contains(&**secret)));
+            holds.limited.retain(|credentials, _| {
+                let mut changed = changed.iter();
+                changed.all(|secret| !credentials.contains(secret.as_str()))
+            });
         }
     }
 
@@ -172,29 +200,26 @@ impl Registries {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+    #![allow(clippy::unwrap_used)]
     use std::cmp::Reverse;
 
     use super::*;
     use crate::image::Reference;
 
-    fn wanted(image: &str, secrets: &[&str]) -> Wanted {
-        Wanted {
+    /// An image, and whose credentials it is asked for with.
+    type Asked = (Wanted, Credentials);
+
+    fn wanted(image: &str, secrets: &[&str]) -> Asked {
+        let credentials = secrets.iter().map(|name| format!("ns/{name}").into());
+        let wanted = Wanted {
             reference: Ok(Reference::parse(image).unwrap()),
             rank: (Reverse(0), [0; 3]),
             paused: false,
             patience: Duration::from_mins(5),
             refresh: None,
-            secrets: secrets
-                .iter()
-                .map(|name| {
-                    Arc::new(SecretName {
-                        namespace: "ns".to_owned(),
-                        name: (*name).to_owned(),
-                    })
-                })
-                .collect(),
-        }
+            secrets: Vec::new(),
+        };
+        (wanted, credentials.collect())
     }
 
     fn at(seconds: u64) -> Now {
@@ -206,7 +231,7 @@ mod tests {
 
     fn fail(
         registries: &mut Registries,
-        wanted: &Wanted,
+        (wanted, credentials): &Asked,
         reason: Reason,
         began: u64,
         ended: u64,
@@ -216,12 +241,13 @@ mod tests {
             message: "no".to_owned(),
         };
         let began = Duration::from_secs(began);
-        registries.failed(wanted, &failed, began, at(ended), &Timing::default(), 0.5)
+        let asked = (wanted, credentials);
+        registries.failed(asked, &failed, began, at(ended), &Timing::default(), 0.5)
     }
 
     /// Until when, in seconds, and after how many failures.
-    fn hold(registries: &Registries, wanted: &Wanted) -> Option<(u64, u32)> {
-        let (_, hold) = registries.hold(wanted)?;
+    fn hold(registries: &Registries, (wanted, credentials): &Asked) -> Option<(u64, u32)> {
+        let (_, hold) = registries.hold(wanted, Some(credentials))?;
         Some((hold.until.0.as_secs(), hold.failures))
     }
 
@@ -257,12 +283,25 @@ mod tests {
         fail(&mut registries, &nobody, Reason::RateLimited, 0, 0);
         assert_eq!(hold(&registries, &team), None);
         assert_eq!(hold(&registries, &nobody), Some((600, 1)));
-        assert_eq!(registries.answered(&team, true), None);
+        assert_eq!(
+            registries.hold(&nobody.0, None),
+            None,
+            "who asks is not known"
+        );
+        assert_eq!(registries.answered(&team.0, &team.1, true), None);
         assert_eq!(hold(&registries, &nobody), Some((600, 1)));
         fail(&mut registries, &team, Reason::RateLimited, 1, 1);
-        registries.secrets_changed(&[(*team.secrets[0]).clone()].into());
+        let all = [nobody.1.clone(), team.1.clone()].into();
+        assert_eq!(registries.limits(&nobody.0, None), all);
+        let others = [team.1.clone()].into();
+        assert_eq!(registries.limits(&nobody.0, Some(&nobody.1)), others);
+        let secret = SecretName {
+            namespace: "ns".to_owned(),
+            name: "s".to_owned(),
+        };
+        registries.secrets_changed(&[secret].into());
         assert_eq!(hold(&registries, &team), None);
-        assert!(registries.answered(&nobody, true).is_some());
+        assert!(registries.answered(&nobody.0, &nobody.1, true).is_some());
         assert_eq!(hold(&registries, &nobody), None);
     }
 
@@ -276,7 +315,7 @@ mod tests {
             registries.held.len()
         };
         assert_eq!(forget(&mut registries, &[], 9), 1);
-        assert_eq!(forget(&mut registries, &[&a], 11), 1);
+        assert_eq!(forget(&mut registries, &[&a.0], 11), 1);
         assert_eq!(forget(&mut registries, &[], 11), 0);
     }
 }

@@ -71,7 +71,7 @@ impl World {
         if let Some(last) = last {
             return failed(last.reason, last.message.clone());
         }
-        if let Some((_, hold)) = self.registries.hold(wanted) {
+        if let Some((_, hold)) = self.hold(key, wanted) {
             let (image, Failed { reason, message }) = &hold.cause;
             return failed(
                 *reason,
@@ -110,7 +110,7 @@ impl World {
         let own = memory.map_or(0, |memory| memory.failures);
         let retry = memory.and_then(|memory| memory.retry);
         let last = memory.and_then(|memory| memory.last.as_ref());
-        let hold = wanted.and_then(|wanted| self.registries.hold(wanted));
+        let hold = wanted.and_then(|wanted| self.hold(key, wanted));
         let (failures, until) = match hold {
             Some((_, hold)) if last.is_none_or(|last| last.reason == hold.cause.1.reason) => {
                 (own.max(hold.failures), retry.max(Some(hold.until)))

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::desired::{Desired, ImageKey};
+use super::desired::{Desired, ImageKey, Wanted};
 use super::inputs::{Known, SecretName};
 use super::leases::Leases;
 use super::memory::{Failed, Memory, later};
 use super::node_sources::NodeSources;
 use super::pull_secrets::PullSecrets;
 use super::refresh::{Refresh, Refreshes, Resolved};
-use super::registries::{News, Registries};
+use super::registries::{Credentials, Hold, News, Registries, Scope};
 use super::timing::Timing;
 use super::traffic::{Traffic, Yielding};
 use super::{backoff, credentials};
@@ -98,6 +98,8 @@ pub enum Outcome {
     RuntimeLost,
     /// It was cancelled by this agent: that is no attempt either.
     Cancelled,
+    /// No registry was asked: there is a limit for whoever asks with the credentials that were found.
+    Limited,
 }
 
 /// The world of one node.
@@ -147,8 +149,11 @@ impl World {
                 .retain(|key, _| desired.images.contains_key(key));
             for (key, memory) in &mut self.memory {
                 let other = |before: &Desired| before.secrets(key) != desired.secrets(key);
-                if before.is_some_and(other) && memory.start_anew() {
-                    fresh.push(key.clone());
+                if before.is_some_and(other) {
+                    memory.asked_as = None;
+                    if memory.start_anew() {
+                        fresh.push(key.clone());
+                    }
                 }
             }
             for (key, pull) in &mut self.pulls {
@@ -176,8 +181,11 @@ impl World {
             secrets.any(|secret| news.contains(&**secret))
         };
         for (key, memory) in &mut self.memory {
-            if has_news(key) && memory.start_anew() {
-                fresh.push(key.clone());
+            if has_news(key) {
+                memory.asked_as = None;
+                if memory.start_anew() {
+                    fresh.push(key.clone());
+                }
             }
         }
         for (key, pull) in &mut self.pulls {
@@ -231,6 +239,45 @@ impl World {
         let memory = &self.memory;
         let is_failing = |image: &ImageKey| memory.get(image).is_some_and(Memory::is_failing);
         self.node.read(key, node, is_failing);
+    }
+
+    /// A pull of this image found credentials in these sources, and asked with them if there was no limit for that.
+    pub fn asks_as(&mut self, key: &ImageKey, credentials: Credentials) {
+        let desired = self.desired.known();
+        if desired.is_some_and(|desired| desired.images.contains_key(key)) {
+            self.memory.entry(key.clone()).or_default().asked_as = Some(credentials);
+        }
+    }
+
+    /// Whose credentials an image is asked for with, as far as that is known.
+    fn credentials_of(&self, key: &ImageKey, wanted: &Wanted) -> Option<&Credentials> {
+        static NOBODY: Credentials = Credentials::new();
+        // There is nothing that could have any.
+        let is_nobody = wanted.secrets.is_empty() && self.node.names().is_none();
+        let memory = self.memory.get(key);
+        let found = memory.and_then(|memory| memory.asked_as.as_ref());
+        found.or(is_nobody.then_some(&NOBODY))
+    }
+
+    /// What holds for the registry of a wanted image.
+    pub(super) fn hold<'a>(
+        &'a self,
+        key: &ImageKey,
+        wanted: &'a Wanted,
+    ) -> Option<(Scope<'a>, &'a Hold)> {
+        let credentials = self.credentials_of(key, wanted);
+        self.registries.hold(wanted, credentials)
+    }
+
+    /// With which credentials a pull of this image is not to ask its registry.
+    #[must_use]
+    pub fn limits(&self, key: &ImageKey) -> BTreeSet<Credentials> {
+        let desired = self.desired.known();
+        let wanted = desired.and_then(|desired| desired.images.get(key));
+        wanted.map_or_else(BTreeSet::new, |wanted| {
+            let own = self.credentials_of(key, wanted);
+            self.registries.limits(wanted, own)
+        })
     }
 
     /// Status, reason and message of the node's condition for credentials.
@@ -452,7 +499,12 @@ impl World {
                     memory.refresh.retry = Some(later(now, timing.runtime_retry.first));
                 }
             }
-            Outcome::Cancelled => {}
+            Outcome::Cancelled | Outcome::Limited => {}
+        }
+        if overtaken.by_secrets
+            && let Some(memory) = self.memory.get_mut(key)
+        {
+            memory.asked_as = None;
         }
         news
     }
@@ -471,12 +523,19 @@ impl World {
         let registries = &mut self.registries;
         registries.forget(desired.images.values(), now.monotonic);
         let wanted = desired.images.get(key)?;
+        let memory = self.memory.get(key);
+        let nobody = Credentials::new();
+        let credentials = memory.and_then(|memory| memory.asked_as.as_ref());
+        let credentials = credentials.unwrap_or(&nobody);
         match outcome {
-            Outcome::Pulled(_) => registries.answered(wanted, true),
+            Outcome::Pulled(_) => registries.answered(wanted, credentials, true),
             Outcome::Failed(failed) => {
-                registries.failed(wanted, failed, began, now, timing, chance)
+                let asked = (wanted, credentials);
+                registries.failed(asked, failed, began, now, timing, chance)
             }
-            Outcome::Found(_) | Outcome::RuntimeLost | Outcome::Cancelled => None,
+            Outcome::Found(_) | Outcome::RuntimeLost | Outcome::Cancelled | Outcome::Limited => {
+                None
+            }
         }
     }
 

@@ -35,6 +35,15 @@ pub struct Agent {
 
 impl Agent {
     pub fn start(endpoint: Endpoint, timing: &Timing) -> Self {
+        Self::start_with(endpoint, timing, |_| {})
+    }
+
+    /// The same with other channels than those of a lone machine without credentials.
+    pub fn start_with(
+        endpoint: Endpoint,
+        timing: &Timing,
+        with: impl FnOnce(&mut Channels),
+    ) -> Self {
         let (inputs, told) = watch::channel(Inputs::default());
         let (reports, reported) = watch::channel(None);
         let stop = CancellationToken::new();
@@ -44,7 +53,7 @@ impl Agent {
             yield_to_pods: true,
             timing: *timing,
         };
-        let channels = Channels {
+        let mut channels = Channels {
             spread: watch::channel(SPREAD).1,
             inputs: told,
             reports,
@@ -55,6 +64,7 @@ impl Agent {
             awaited: watch::channel(BTreeSet::new()).0,
             metrics: Metrics::default(),
         };
+        with(&mut channels);
         let task = tokio::spawn(agent::run(settings, channels, stop.clone()));
         Self {
             inputs,
