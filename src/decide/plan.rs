@@ -160,7 +160,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::api::Reason;
+    use crate::api::{CredentialProblem, CredentialReason, Reason};
     use crate::decide::desired::{Desired, Wanted};
     use crate::decide::memory::Failed;
     use crate::decide::registries::Credentials;
@@ -468,6 +468,30 @@ mod tests {
             (second.start.len(), second.wake),
             (0, Some(Duration::from_secs(620)))
         );
+    }
+
+    #[test]
+    fn a_secret_is_watched_for_an_image_that_fails_and_for_none_that_is_there() {
+        let mut world = world(&[("a", 0)], &[("a", None)]);
+        let secret = Arc::new(SecretName {
+            namespace: "ns".to_owned(),
+            name: "s".to_owned(),
+        });
+        let Known::Known(desired) = &mut world.desired else {
+            panic!("it is known");
+        };
+        desired.images.get_mut(&key("a")).unwrap().secrets = vec![Arc::clone(&secret)];
+        let missing = CredentialProblem {
+            reason: Some(CredentialReason::MissingSecret),
+            message: "it is not there".to_owned(),
+        };
+        let read = [(Arc::clone(&secret), Some(missing))].into();
+        world.read_credentials(&key("a"), read, &BTreeMap::new());
+        assert!(!world.credentials().0);
+        assert!(world.awaited_secrets().is_empty());
+        world.has([(key("a"), None)].into(), at(1), &Timing::default(), 0.5);
+        fail(&mut world, "a", Reason::Unauthorized, at(2));
+        assert_eq!(world.awaited_secrets(), [secret].into());
     }
 
     #[test]

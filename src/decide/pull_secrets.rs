@@ -47,11 +47,6 @@ impl PullSecrets {
         news
     }
 
-    /// Those that gave no credentials.
-    pub(super) fn lacking(&self) -> impl Iterator<Item = &Arc<SecretName>> {
-        self.lacking.keys()
-    }
-
     /// Why those that are at fault themselves gave none. Reading none is no lack, and neither is an API server that is away.
     pub(super) fn problems(&self) -> impl Iterator<Item = (CredentialReason, String)> {
         self.lacking.iter().filter_map(|(secret, problem)| {

@@ -286,13 +286,24 @@ impl World {
         credentials::condition(&self.secrets, &self.node)
     }
 
-    /// The pull secrets of images that failed, and those that gave no credentials: a change of one of them is worth to know at once.
+    /// The pull secrets of images that fail, or are not asked for because of a limit: a change of one of them is worth to know at once.
+    ///
+    /// One that gave no credentials is not among them because of that alone: an image that came without them waits for nothing, and a
+    /// watch of such a Secret would never end.
     #[must_use]
     pub fn awaited_secrets(&self) -> BTreeSet<Arc<SecretName>> {
-        let failed = self.memory.iter().filter(|(_, memory)| memory.is_failing());
-        let named = failed.filter_map(|(key, _)| Some(self.desired.known()?.secrets(key)));
-        let lacking = self.secrets.lacking();
-        named.flatten().chain(lacking).cloned().collect()
+        let images = self.desired.known().map(|desired| &desired.images);
+        let waits = |key: &ImageKey, wanted: &Wanted| {
+            let is_failing = self.memory.get(key).is_some_and(Memory::is_failing);
+            let hold = self.hold(key, wanted).filter(|_| !self.is_ready(key));
+            is_failing || hold.is_some_and(|(_, hold)| hold.cause.1.reason == Reason::RateLimited)
+        };
+        let waiting = images.into_iter().flatten();
+        let waiting = waiting.filter(|(key, wanted)| waits(key, wanted));
+        waiting
+            .flat_map(|(_, wanted)| &wanted.secrets)
+            .cloned()
+            .collect()
     }
 
     /// The runtime answered: of the images that it was asked for, these are there. Returns those that were there before

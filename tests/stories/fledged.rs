@@ -1,7 +1,9 @@
 //! Who comes from kube-fledged changes one line of a file: the `apiVersion`.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
-use testbed::{ClusterOptions, Version, wait_for};
+use testbed::{ClusterOptions, Mark, Version, wait_for};
 
 use super::fleet::{Fleet, SOON, story};
 use super::guarded::{Guarded, User, config, let_agents_read};
@@ -34,6 +36,9 @@ spec:
   imagePullSecrets:
   - name: myregistrykey
 ";
+
+/// A watch would begin well within this time. And a Secret that was read so long ago is read anew by the next pull.
+const QUIET: Duration = Duration::from_secs(10);
 
 const EVERYWHERE: [&str; 2] = ["bitnami/nginx:1.21.1", "bitnami/tomcat:10.0.8"];
 const BACKEND: [&str; 2] = ["bitnami/redis:6.2.4", "bitnami/mariadb:10.5.11"];
@@ -73,6 +78,7 @@ async fn the_sample_of_kube_fledged_works_with_another_api_version() -> Result<(
 
 /// The sample is applied, fulfilled and deleted, and what it brought is removed.
 async fn works(fleet: &Fleet) -> Result<()> {
+    let mark = fleet.cluster.api_mark();
     let sample = SAMPLE.replace("kubefledged.io/v1alpha2", "imagecache.dev/v1alpha1");
     fleet.cluster.apply(&sample).await?;
     let wait = [
@@ -106,6 +112,7 @@ async fn works(fleet: &Fleet) -> Result<()> {
             );
         }
     }
+    costs_no_more_than_reading(fleet, mark).await?;
     fleet
         .cluster
         .kubectl(&["delete", "imagecache/imagecache1", "--namespace", NAMESPACE])
@@ -127,6 +134,26 @@ async fn works(fleet: &Fleet) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Whether the Secret is there or not, and whether it may be read or not: since `mark` it was read for pulls, never watched, and now
+/// that all images are there nobody asks for it.
+async fn costs_no_more_than_reading(fleet: &Fleet, mark: Mark) -> Result<()> {
+    let asked = |since: Mark| {
+        let mut asked = fleet.cluster.api_requests(since);
+        asked.retain(|request| {
+            request.resource == "secrets" && request.user.contains("imagecache-agent")
+        });
+        asked
+    };
+    let ready = fleet.cluster.api_mark();
+    tokio::time::sleep(QUIET).await;
+    let later = asked(ready);
+    ensure!(later.is_empty(), "{later:?}");
+    let all = asked(mark);
+    let is_read = all.iter().all(|request| request.verb == "get");
+    ensure!(!all.is_empty() && is_read, "{all:?}");
     Ok(())
 }
 
