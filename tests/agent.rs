@@ -15,11 +15,13 @@ use imagecache_agent::api::{
     CredentialProblem, ImageCacheSpec, ImageState, LocalSecret, NodeImageCacheStatus, Reason,
 };
 use imagecache_agent::credentials::{Credential, Entry, Secrets};
+use imagecache_agent::decide::spread::Spread;
 use imagecache_agent::decide::{SecretName, Timing};
 use testbed::wait_for;
+use tokio::sync::watch;
 use tonic::Code;
 
-use agent_loop::{Agent, SOON, spec};
+use agent_loop::{Agent, SOON, SPREAD, spec};
 use fake_cri::{FakeCri, Pull};
 
 fn start(runtime: &FakeCri) -> Agent {
@@ -259,6 +261,31 @@ async fn a_limit_of_those_who_ask_as_nobody_is_one_limit_and_stops_no_one_else()
         .collect();
     // Two pulls begin together before anything is known.
     assert_eq!(as_nobody.len(), 2, "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_secret_that_changed_is_tried_at_once_however_many_nodes_there_are() {
+    let runtime = FakeCri::start();
+    let refused = "unexpected status from HEAD request: 401 Unauthorized";
+    let image = "r.io/team/app:1";
+    runtime.on_pull(image, Pull::Fails(Code::Unknown, refused.into()));
+    let (spread, told) = watch::channel(SPREAD);
+    let agent = Agent::start_with(runtime.endpoint(), &Timing::default(), |channels| {
+        channels.secrets = Arc::new(OneTeam);
+        channels.spread = told;
+    });
+    agent.wants_specs([("a", with_secret("team", &[image], 0))].into_iter());
+    let fails = |report: &NodeImageCacheStatus| report.failed == 1;
+    agent.until("the image to be refused", fails).await;
+    // What an edit brings would wait for up to an hour.
+    let start_within = Duration::from_hours(1);
+    spread.send_replace(Spread {
+        start_within,
+        ..SPREAD
+    });
+    runtime.on_pull(image, Pull::Succeeds);
+    agent.secret_changed("team");
+    agent.until("the image", |report| report.ready == 1).await;
 }
 
 #[tokio::test]

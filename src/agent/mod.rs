@@ -250,7 +250,8 @@ impl Agent {
     fn take_inputs(&mut self) {
         let inputs = self.channels.inputs.borrow_and_update().clone();
         let mut fresh = self.world.wants(desired(&inputs));
-        fresh.extend(self.world.secrets_changed(&inputs.secrets));
+        // Whoever changed a Secret waits for what comes of it: this alone is not spread over the nodes.
+        self.world.secrets_changed(&inputs.secrets);
         let (now, reported) = (self.now(), inputs.reported.as_deref());
         fresh.extend(self.world.refreshes_asked(reported, now.monotonic));
         let node = inputs.node.known().map_or("", |node| &node.uid);

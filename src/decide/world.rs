@@ -168,12 +168,11 @@ impl World {
         fresh
     }
 
-    /// How often pull secrets were seen to change. Returns what failed and could go better with one that changed: it is tried again.
-    pub fn secrets_changed(&mut self, changes: &BTreeMap<SecretName, u64>) -> Vec<ImageKey> {
-        let mut fresh = Vec::new();
+    /// How often pull secrets were seen to change. What failed and could go better with one that changed is tried again, at once.
+    pub fn secrets_changed(&mut self, changes: &BTreeMap<SecretName, u64>) {
         let news = self.secrets.news(changes);
         let Some(desired) = self.desired.known().filter(|_| !news.is_empty()) else {
-            return fresh;
+            return;
         };
         self.registries.secrets_changed(&news);
         let has_news = |key: &ImageKey| {
@@ -183,15 +182,12 @@ impl World {
         for (key, memory) in &mut self.memory {
             if has_news(key) {
                 memory.asked_as = None;
-                if memory.start_anew() {
-                    fresh.push(key.clone());
-                }
+                memory.start_anew();
             }
         }
         for (key, pull) in &mut self.pulls {
             pull.overtaken.by_secrets |= has_news(key);
         }
-        fresh
     }
 
     /// Returns the images that annotations ask for anew: `reported` is what the agent before this one has said. What failed is tried

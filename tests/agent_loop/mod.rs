@@ -10,7 +10,7 @@ use imagecache_agent::api::{ImageCacheSpec, ImageList, NodeImageCacheStatus};
 use imagecache_agent::credentials::NoCluster;
 use imagecache_agent::decide::spread::Spread;
 use imagecache_agent::decide::world::Runtime;
-use imagecache_agent::decide::{Cache, CacheName, Caches, Inputs, Known, Node, Timing};
+use imagecache_agent::decide::{Cache, CacheName, Caches, Inputs, Known, Node, SecretName, Timing};
 use imagecache_agent::runtime::Endpoint;
 use imagecache_agent::telemetry::Metrics;
 use testbed::wait_for;
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-const SPREAD: Spread = Spread {
+pub const SPREAD: Spread = Spread {
     start_within: Duration::ZERO,
     progress: Duration::from_secs(1),
 };
@@ -108,6 +108,16 @@ impl Agent {
             node: Known::Known(Node::default()),
             ..Inputs::default()
         });
+    }
+
+    /// This Secret has changed once more.
+    pub fn secret_changed(&self, name: &str) {
+        let name = SecretName {
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+        };
+        self.inputs
+            .send_modify(|inputs| *inputs.secrets.entry(name).or_default() += 1);
     }
 
     pub async fn until(

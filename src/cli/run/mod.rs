@@ -50,7 +50,7 @@ pub struct Flags {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// The most that a node waits before it pulls what an edit, a label or a Secret made new, such as 60s. It is 20 ms for each node of
+    /// The most that a node waits before it pulls what an edit, a label or a refresh asks for, such as 60s. It is 20 ms for each node of
     /// the cluster at most, and how much of that is made from the node's and the image's names.
     #[arg(long, env = "IMAGECACHE_MAX_START_JITTER", value_name = "TIME", default_value = "60s", value_parser = duration_or_zero)]
     max_start_jitter: Duration,
