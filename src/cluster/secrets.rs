@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -12,7 +12,7 @@ use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
@@ -26,7 +26,7 @@ use crate::decide::{Inputs, SecretName};
 /// A Secret that was read is not read again within this time: the images of one list mostly name the same one.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// A Secret that was read longer ago is forgotten, and no longer good for the time in which the API server is away.
+/// A Secret that was read so long ago is forgotten, and no longer good for the time in which the API server is away.
 const KEPT: Duration = Duration::from_mins(10);
 
 /// The `ClusterRole` to bind where pull secrets may be read.
@@ -37,8 +37,12 @@ pub struct ClusterSecrets {
     cluster: Cluster,
     /// The namespace of this agent's `ServiceAccount`.
     namespace: String,
-    read: Mutex<BTreeMap<SecretName, Slot>>,
+    readings: Readings,
 }
+
+/// What was read within the last [`KEPT`].
+#[derive(Default)]
+struct Readings(Mutex<BTreeMap<SecretName, Slot>>);
 
 /// One reader at a time: those that wait find what it read.
 type Slot = Arc<tokio::sync::Mutex<Option<Reading>>>;
@@ -83,12 +87,12 @@ impl ClusterSecrets {
         Self {
             cluster: cluster.clone(),
             namespace: namespace.to_owned(),
-            read: Mutex::default(),
+            readings: Readings::default(),
         }
     }
 
     async fn read_shared(&self, name: &SecretName) -> Answer {
-        let slot = self.slot(name);
+        let slot = self.readings.slot(name);
         let mut reading = slot.lock().await;
         if let Some(reading) = reading
             .as_ref()
@@ -109,19 +113,6 @@ impl ClusterSecrets {
                 }),
             },
         }
-    }
-
-    fn slot(&self, name: &SecretName) -> Slot {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        read.retain(|_, slot| {
-            // One that is locked is in use.
-            slot.try_lock().map_or(true, |reading| {
-                reading
-                    .as_ref()
-                    .is_some_and(|reading| reading.at.elapsed() < KEPT)
-            })
-        });
-        Arc::clone(read.entry(name.clone()).or_default())
     }
 
     /// An error is one that says nothing about the Secret.
@@ -157,19 +148,44 @@ impl ClusterSecrets {
             ),
         }
     }
+}
+
+impl Readings {
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<SecretName, Slot>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn slot(&self, name: &SecretName) -> Slot {
+        Arc::clone(self.slots().entry(name.clone()).or_default())
+    }
 
     /// What was seen when it was read last.
     fn seen(&self, name: &SecretName) -> Seen {
-        let slot = self.slot(name);
-        let reading = slot.try_lock().ok();
-        let seen = reading.and_then(|reading| Some(reading.as_ref()?.seen.clone()));
-        seen.unwrap_or_default()
+        let slot = self.slots().get(name).cloned();
+        let reading = slot.and_then(|slot| slot.try_lock().ok()?.clone());
+        reading.map(|reading| reading.seen).unwrap_or_default()
     }
 
     /// What was read is not good any more.
     fn forget(&self, name: &SecretName) {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        read.remove(name);
+        self.slots().remove(name);
+    }
+
+    /// Forgets what was read [`KEPT`] ago, and says when to come back: a password is not in memory for longer than that.
+    fn forget_old(&self, now: Instant) -> Instant {
+        let mut next = now + KEPT;
+        self.slots().retain(|_, slot| {
+            // One that is locked is being read anew.
+            let Ok(reading) = slot.try_lock() else {
+                return true;
+            };
+            let over = reading.as_ref().map_or(now, |reading| reading.at + KEPT);
+            if over > now {
+                next = next.min(over);
+            }
+            over > now
+        });
+        next
     }
 }
 
@@ -186,6 +202,7 @@ fn read(object: &Secret) -> Answer {
 }
 
 /// Watches each Secret in `awaited`, by name, for as long as it is there, and counts in `inputs` how often one changes; until `stop`.
+/// Forgets meanwhile what was read long ago.
 pub async fn watch(
     secrets: &Arc<ClusterSecrets>,
     mut awaited: watch::Receiver<BTreeSet<Arc<SecretName>>>,
@@ -195,6 +212,7 @@ pub async fn watch(
     let mut watches = JoinSet::new();
     let mut running = BTreeMap::<Arc<SecretName>, CancellationToken>::new();
     loop {
+        let forget_at = secrets.readings.forget_old(Instant::now());
         let wanted = awaited.borrow_and_update().clone();
         running.retain(|name, token| {
             let stays = wanted.contains(name);
@@ -216,6 +234,7 @@ pub async fn watch(
         tokio::select! {
             () = stop.cancelled() => return,
             Some(_) = watches.join_next() => {}
+            () = sleep_until(forget_at) => {}
             changed = awaited.changed() => if changed.is_err() {
                 // Nobody waits for anything any more: the process ends.
                 return stop.cancelled().await;
@@ -233,7 +252,7 @@ async fn watch_one(
     let client = secrets.cluster.client();
     let api = Api::<PartialObjectMeta<Secret>>::namespaced(client, &name.namespace);
     // What a pull read may have changed before the watch began.
-    let mut known = secrets.seen(name);
+    let mut known = secrets.readings.seen(name);
     let (mut now, mut is_listing) = (Seen::Absent, false);
     Watch::new(&secrets.cluster, api)
         .fields(format!("metadata.name={}", name.name))
@@ -249,7 +268,7 @@ async fn watch_one(
                 }
                 if !is_listing && now != known {
                     known.clone_from(&now);
-                    secrets.forget(name);
+                    secrets.readings.forget(name);
                     info!(secret = %name, "the Secret changed: trying again what waits for it");
                     inputs.send_modify(|inputs| {
                         *inputs.secrets.entry(name.clone()).or_default() += 1;
@@ -258,4 +277,40 @@ async fn watch_one(
             }
         })
         .await;
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_was_read_is_forgotten_by_time_whether_or_not_anything_else_is_read() {
+        let readings = Readings::default();
+        let start = Instant::now();
+        let name = |name: &str| SecretName {
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+        };
+        let read = |secret: &str, at: Instant| {
+            let slot = readings.slot(&name(secret));
+            *slot.try_lock().unwrap() = Some(Reading {
+                at,
+                seen: Seen::Absent,
+                answer: Ok(Arc::default()),
+            });
+        };
+        let minute = Duration::from_mins(1);
+        assert_eq!(readings.forget_old(start), start + KEPT);
+        read("a", start + minute);
+        read("b", start + 2 * minute);
+        // Read after the last look, so it is looked for once more when its time has come.
+        let second = readings.forget_old(start + KEPT);
+        assert_eq!(second, start + minute + KEPT);
+        let third = readings.forget_old(second);
+        assert_eq!(third, start + 2 * minute + KEPT);
+        assert_eq!(readings.slots().keys().collect::<Vec<_>>(), [&name("b")]);
+        readings.forget_old(third);
+        assert!(readings.slots().is_empty());
+    }
 }
