@@ -30,6 +30,9 @@ pub struct Keys {
     pub node: NodeKeys,
 }
 
+/// The most sources of a kind that a message names.
+const MAX_NAMED: usize = 3;
+
 /// Whether another credential could make this better: the registry's own answer to who asks.
 #[must_use]
 pub const fn may_depend(reason: Reason) -> bool {
@@ -108,23 +111,33 @@ impl Keys {
         if !matches!(reason, Reason::Unauthorized | Reason::NotFound) {
             return message;
         }
-        let tried: Vec<&str> = self.found.iter().map(|named| &*named.source).collect();
-        let mut parts = vec![if tried.is_empty() {
+        let tried = self.found.iter().map(|named| named.source.to_string());
+        let mut parts = vec![if self.found.is_empty() {
             nothing.to_owned()
         } else {
-            format!("tried with {}", tried.join(", "))
+            format!("tried with {}", first_of(tried).join(", "))
         }];
         let secrets = self.secrets.iter();
         let secrets = secrets.map(|(name, problem)| (format!("Secret {name}"), problem));
         let node = self.node.read.iter();
         let node = node.map(|(source, problem)| (source.to_string(), problem));
-        for (source, problem) in secrets.chain(node) {
-            if let Some(problem) = problem {
-                parts.push(format!("{source}: {}", problem.message));
-            }
-        }
+        let lacking = secrets.chain(node).filter_map(|(source, problem)| {
+            Some(format!("{source}: {}", problem.as_ref()?.message))
+        });
+        parts.extend(first_of(lacking));
         format!("{message} ({})", parts.join("; "))
     }
+}
+
+/// The first ones, and how many there are beside them.
+fn first_of(all: impl Iterator<Item = String>) -> Vec<String> {
+    let mut all = all.fuse();
+    let mut named: Vec<_> = all.by_ref().take(MAX_NAMED).collect();
+    let more = all.count();
+    if more > 0 {
+        named.push(format!("and {more} more"));
+    }
+    named
 }
 
 #[cfg(test)]
@@ -197,6 +210,20 @@ mod tests {
             "401 (tried with a/alice, b/bob; Secret a/missing: it is not there)"
         );
         assert_eq!(keys.explain(Reason::NoSpace, "full".to_owned()), "full");
+    }
+
+    #[test]
+    fn of_many_sources_three_are_named_and_the_rest_is_counted() {
+        let names = ["a", "b", "c", "d", "e"];
+        let names: Vec<_> = names
+            .iter()
+            .flat_map(|&ns| [(ns, ns), (ns, "missing")])
+            .collect();
+        let keys = keys(&names, "r.io/app");
+        assert_eq!(
+            keys.explain(Reason::Unauthorized, "401".to_owned()),
+            "401 (tried with a/a, b/b, c/c, and 2 more; Secret a/missing: it is not there; Secret b/missing: it is not there; Secret c/missing: it is not there; and 2 more)"
+        );
     }
 
     #[test]

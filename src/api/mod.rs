@@ -7,6 +7,7 @@ pub mod condition;
 pub mod credential;
 pub mod image_cache;
 mod interval;
+pub mod message;
 pub mod name;
 pub mod node_image_cache;
 pub mod reason;

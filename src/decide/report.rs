@@ -13,6 +13,7 @@ use super::timing::Timing;
 use super::world::{Now, Runtime, World};
 use crate::api::condition::{condition, whole_seconds};
 use crate::api::image_cache::NodeState;
+use crate::api::message::cut;
 use crate::api::node_image_cache::{
     CacheReport, Failure, ImageProgress, ImageReport, ListReport, MAX_REPORTED_IMAGES,
     NodeImageCacheStatus, RuntimeStatus,
@@ -56,7 +57,11 @@ pub fn report(
     let states: States = desired
         .images
         .keys()
-        .map(|key| (key.clone(), world.state(key, now, timing)))
+        .map(|key| {
+            let (state, reason, message) = world.state(key, now, timing);
+            // Here and not where they are made: one message may quote another one.
+            (key.clone(), (state, reason, message.map(cut)))
+        })
         .collect();
     let count = |state| {
         length(
@@ -418,6 +423,44 @@ mod tests {
             (cache.failures[0].image.as_str(), cache.failures[0].reason),
             ("UPPER", Reason::InvalidReference)
         );
+    }
+
+    #[test]
+    fn no_message_is_longer_than_etcd_bears_whatever_it_quotes() {
+        let long = || Failed {
+            reason: Reason::Unauthorized,
+            message: "ü".repeat(600),
+        };
+        let timing = Timing::default();
+        let mut world = world(&[A, B]);
+        look(&mut world, &[A], at(0));
+        for image in [A, B] {
+            world.started(image.into(), false, at(0));
+            world.ended(&image.into(), Outcome::Failed(long()), at(1), &timing, 0.5);
+        }
+        let failed = world.clone();
+        let Known::Known(desired) = &mut world.desired else {
+            panic!("it is known");
+        };
+        for wanted in desired.images.values_mut() {
+            // A refresh and a pause quote the last failure.
+            wanted.paused = true;
+            wanted.refresh = Some(Duration::from_mins(1));
+        }
+        for world in [failed, world.clone()] {
+            let report = say(&world, None, at(2));
+            let images = report.images.iter().map(|image| image.message.as_ref());
+            let failures = report.caches[0].failures.iter();
+            let failures = failures.map(|failure| Some(&failure.message));
+            let all: Vec<_> = images.chain(failures).flatten().collect();
+            assert!(!all.is_empty());
+            for message in all {
+                assert!(message.chars().count() <= 512, "{message}");
+            }
+        }
+        let (_, reason, message) = world.state(&A.into(), at(2), &timing);
+        assert_eq!(reason, Some(Reason::RefreshFailed));
+        assert!(message.unwrap().chars().count() > 600);
     }
 
     #[test]

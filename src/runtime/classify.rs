@@ -5,7 +5,8 @@
 
 use tonic::Code;
 
-use super::text::{cause, cut, one_line, words};
+use super::text::{cause, one_line, words};
+use crate::api::message::cut;
 use crate::api::reason::Reason::{
     self, Corrupt, InvalidReference, NoMatchingPlatform, NoSpace, NotFound, PullFailed,
     RateLimited, RegistryUnavailable, Stalled, Tls, Unauthorized, Verification,
@@ -23,7 +24,7 @@ pub fn classify(code: Code, message: &str, reference: &str) -> (Reason, String) 
         ("", "") => format!("the runtime gave no cause (code {code:?})"),
         ("", rest) => rest.to_owned(),
         (lead, "") => lead.to_owned(),
-        (lead, rest) => cut(&format!("{lead}: {rest}")),
+        (lead, rest) => cut(format!("{lead}: {rest}").into()).into_owned(),
     };
     (reason, message)
 }

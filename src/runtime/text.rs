@@ -1,9 +1,7 @@
 //! A runtime's error texts: made fit for a status, and made fit for rules.
 
+use crate::api::message::cut;
 use crate::image::Reference;
-
-/// No message in a status is longer, in characters.
-const MAX_MESSAGE: usize = 512;
 
 /// What containerd puts before the cause, and after it the reference in quotes. It repeats
 /// what stands beside the message anyway.
@@ -37,7 +35,7 @@ pub(super) fn one_line(text: &str) -> String {
     if let Some(at) = line.find(DECODED_AUTH) {
         line.truncate(at + DECODED_AUTH.len());
     }
-    cut(&line)
+    cut(line.into()).into_owned()
 }
 
 /// The far side of `192.0.2.1:40312->192.0.2.9:443`: the near side has another port each time, and a cause that is the
@@ -54,14 +52,6 @@ fn without_local_side(word: &str) -> &str {
 
 /// containerd quotes the decoded user and password after this.
 const DECODED_AUTH: &str = "invalid decoded auth";
-
-/// At most [`MAX_MESSAGE`] characters.
-pub(super) fn cut(text: &str) -> String {
-    match text.char_indices().nth(MAX_MESSAGE) {
-        None => text.to_owned(),
-        Some(_) => text.chars().take(MAX_MESSAGE - 1).chain(['…']).collect(),
-    }
-}
 
 /// The cause without the runtime's leads.
 pub(super) fn cause(text: &str) -> &str {
