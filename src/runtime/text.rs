@@ -156,29 +156,47 @@ fn names(reference: &str, quoted: &[String]) -> Vec<String> {
     names
 }
 
+/// A word may hold several URLs, as JSON without white space does. From the first one on, whatever may be a query goes, up to the next
+/// quote: a query may hold all other marks.
 fn push_without_secrets(line: &mut String, word: &str) {
-    let Some(scheme) = word.find("://") else {
+    let Some((before, urls)) = word.split_once("://") else {
         line.push_str(word);
         return;
     };
-    let (before, rest) = word.split_at(scheme + "://".len());
-    let end = rest.find(['"', '\'', '>', ')', '<']).unwrap_or(rest.len());
-    let (url, after) = rest.split_at(end);
-    let (url, colon) = match url.strip_suffix([':', ',', ';']) {
-        Some(shorter) => url.split_at(shorter.len()),
-        None => (url, ""),
-    };
-    let url = url.split_once('?').map_or(url, |(before, _)| before);
-    let host_end = url.find('/').unwrap_or(url.len());
-    let (host, path) = url.split_at(host_end);
-    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-    for piece in [before, host, path, colon, after] {
-        line.push_str(piece);
+    line.push_str(before);
+    line.push_str("://");
+    for piece in urls.split_inclusive(['"', '<', '>']) {
+        let (piece, quote) = match piece.strip_suffix(['"', '<', '>']) {
+            Some(shorter) => piece.split_at(shorter.len()),
+            None => (piece, ""),
+        };
+        let (shown, colon) = match piece.split_once(['?', '#']) {
+            None => (piece, ""),
+            Some((shown, query)) => {
+                let rest = query.trim_end_matches([':', ',', ';']);
+                (shown, query.get(rest.len()..).unwrap_or_default())
+            }
+        };
+        for (nth, url) in shown.split("://").enumerate() {
+            if nth > 0 {
+                line.push_str("://");
+            }
+            let host_end = url.find('/').unwrap_or(url.len());
+            let (host, path) = url.split_at(host_end);
+            let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+            line.push_str(host);
+            line.push_str(path);
+        }
+        line.push_str(colon);
+        line.push_str(quote);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -205,6 +223,14 @@ mod tests {
                 "GET http://r.example, then",
             ),
             (
+                r#"{"a":"https://x/1","b":"https://me:pw@y/2?X-Amz-Signature=00ff","c":1}"#,
+                r#"{"a":"https://x/1","b":"https://y/2","c":1}"#,
+            ),
+            (
+                "https://x/1,https://me:pw@y/2?to=(https://z?c=d)&sig=00ff: EOF",
+                "https://x/1,https://y/2: EOF",
+            ),
+            (
                 r#"H: invalid decoded auth: "alice\x00s3cret""#,
                 "H: invalid decoded auth",
             ),
@@ -213,12 +239,28 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_long_message_is_cut_between_characters() {
-        let line = one_line(&"ü".repeat(600));
-        assert_eq!(line.chars().count(), 512);
-        assert!(line.ends_with("ü…"));
-        assert_eq!(one_line(&"ü".repeat(512)), "ü".repeat(512));
+    proptest! {
+        /// Whatever is around them.
+        #[test]
+        fn no_query_and_no_user_of_any_url_stays(
+            pieces in vec(
+                prop_oneof![
+                    Just("https://"), Just("http://me:hunter2@"), Just("://"), Just("?hunter2"), Just("&a=hunter2"), Just("#hunter2"),
+                    Just("r.example"), Just("/v2/"), Just("\""), Just("'"), Just(")"), Just("<"), Just(","), Just(":"), Just("\\"),
+                ],
+                0..12,
+            )
+        ) {
+            // Without a URL before it, it is neither.
+            let word = format!("https://r.example/{}", pieces.concat());
+            let line = one_line(&word);
+            let shown = line.split(['"', '<', '>']);
+            for url in shown.flat_map(|piece| piece.split("://")) {
+                prop_assert!(!url.contains('?'), "{} -> {}", word, line);
+                let host = url.split('/').next().unwrap_or_default();
+                prop_assert!(!host.contains('@'), "{} -> {}", word, line);
+            }
+        }
     }
 
     #[test]
