@@ -25,7 +25,7 @@ const MIN_SECRET: usize = 4;
 /// What stands for everything that was taken out.
 const HIDDEN: &str = "…";
 
-/// What follows one of these is a secret.
+/// What follows one of these may be a secret, to the end of the line: nothing tells where it ends, or how many words are before it.
 const LABELS: [&str; 14] = [
     "apikey",
     "auth",
@@ -43,8 +43,11 @@ const LABELS: [&str; 14] = [
     "token",
 ];
 
-/// How many words after a label are hidden: `password is hunter`.
-const AFTER_LABEL: usize = 2;
+/// Labels from this length on also count at the end of a longer word, as in `clientSecret`: shorter ones end many words.
+const LONG_LABEL: usize = 5;
+
+/// So many words joined by hyphens, as in `correct-horse-battery`, are how passwords are made.
+const JOINED: usize = 3;
 
 /// The first line that is not empty, without these texts and without anything that could be a secret.
 #[must_use]
@@ -56,20 +59,11 @@ pub fn first_line<'a>(bytes: &[u8], secrets: impl Iterator<Item = &'a str>) -> O
         .fold(line.to_owned(), |line, secret| line.replace(secret, HIDDEN));
     let mut words = line.split_whitespace().peekable();
     skip_header(&mut words);
-    let (mut kept, mut hide) = (Vec::<String>::new(), 0);
+    let (mut kept, mut hide) = (Vec::<String>::new(), false);
     for word in words {
-        let shown = if hide > 0 {
-            hide -= 1;
-            HIDDEN.to_owned()
-        } else {
-            shown(word)
-        };
-        hide = match label(word) {
-            Some(Label::WithColon) => usize::MAX,
-            Some(Label::Alone) => hide.max(AFTER_LABEL),
-            None => hide,
-        };
-        if shown != HIDDEN || kept.last().is_none_or(|last| last != HIDDEN) {
+        let shown = if hide { HIDDEN.to_owned() } else { shown(word) };
+        hide |= is_label(word);
+        if shown != HIDDEN || kept.last().is_none_or(|last| !last.ends_with(HIDDEN)) {
             kept.push(shown);
         }
     }
@@ -91,23 +85,16 @@ fn skip_header<'a>(words: &mut Peekable<impl Iterator<Item = &'a str>>) {
     }
 }
 
-/// A word that names a secret.
-enum Label {
-    /// As in `password:`: all that follows is the secret.
-    WithColon,
-    /// As in `password`.
-    Alone,
-}
-
-fn label(word: &str) -> Option<Label> {
-    let name = word.trim_matches(|c: char| !c.is_alphanumeric());
+/// Whether a word names a secret, as in `password`, `password:` and `AWS_SECRET_KEY=hunter`.
+fn is_label(word: &str) -> bool {
+    let name = word.split([':', '=']).next().unwrap_or(word);
+    let name = name.trim_matches(|c: char| !c.is_alphanumeric());
     let name = name.rsplit(['-', '_', '.']).next().unwrap_or(name);
-    let is_label = LABELS.contains(&name.to_ascii_lowercase().as_str());
-    let with_colon = word.ends_with([':', '=']);
-    is_label.then_some(if with_colon {
-        Label::WithColon
-    } else {
-        Label::Alone
+    let name = name.to_ascii_lowercase();
+    let singular = name.strip_suffix('s').unwrap_or(&name);
+    LABELS.iter().any(|label| {
+        [name.as_str(), singular].contains(label)
+            || label.len() >= LONG_LABEL && singular.ends_with(label)
     })
 }
 
@@ -151,9 +138,18 @@ fn is_harmless(word: &str) -> bool {
     }
     let is_date = word.starts_with(|c: char| c.is_ascii_digit()) && word.contains(['/', '-']);
     !is_date
+        && !is_joined(word)
         && word
             .split(['.', '/', '-', '_', '(', '[', '"', '\''])
             .all(is_harmless_part)
+}
+
+/// Whether words are joined by hyphens outside of a host's name and of a path from the root.
+fn is_joined(word: &str) -> bool {
+    !word.starts_with('/')
+        && word
+            .split(['/', '(', '[', '"', '\''])
+            .any(|part| !part.contains('.') && part.split('-').count() >= JOINED)
 }
 
 fn is_harmless_part(part: &str) -> bool {
@@ -188,6 +184,8 @@ mod tests {
             "unexpected status 403",
             "error while loading shared libraries: libssl.so.3: cannot open shared object file",
             "connect: Connection refused (os error 111)",
+            "open /etc/kubernetes/image-credential-provider/config.json: no such file or directory",
+            "a well-known address",
         ] {
             assert_eq!(said(text), text);
         }
@@ -202,9 +200,16 @@ mod tests {
             ("password=hunter2", "password=…"),
             ("password=hunter", "password=…"),
             ("password: correct horse battery", "password: …"),
-            ("the password is correcthorse here", "the password … here"),
+            ("the password is correcthorse here", "the password …"),
+            ("password for alice is hunter", "password …"),
+            ("password=correct horse battery", "password=…"),
+            ("clientSecret hunter for alice", "clientSecret …"),
+            ("bad passwords: correct horse", "bad passwords: …"),
+            ("denied for correct-horse-battery", "denied for …"),
+            ("denied for alice/correct-horse-battery", "denied for …"),
+            ("denied (correct-horse-battery)", "denied …"),
             ("Authorization: Basic aHVudGVyMg==", "Authorization: …"),
-            ("bad token hunter for r.io", "bad token … r.io"),
+            ("bad token hunter for r.io", "bad token …"),
             ("AWS_SECRET_KEY=hunter", "AWS_SECRET_KEY=…"),
             ("client_secret: a b c d", "client_secret: …"),
             ("denied for alice:hunter", "denied for alice:…"),

@@ -56,7 +56,7 @@ fn main() {
 
 fn fail(password: &str) -> ! {
     println!("{{\"password\": \"{password}\"}}");
-    eprintln!("cannot log in as alice:{password} with password {password}");
+    eprintln!("cannot log in as alice:{password} with password for alice which is hunter");
     eprintln!("the second line has {password} too");
     exit(3);
 }

@@ -138,7 +138,13 @@ fn program() -> PathBuf {
 /// Checks that neither the password nor what it is sent as is in what an agent wrote.
 pub fn assert_no_secret(written: &str) {
     let pair = base64(&format!("alice:{PASSWORD}"));
-    for word in [PASSWORD, &pair, &base64(PASSWORD), "alice:hunter"] {
+    for word in [
+        PASSWORD,
+        &pair,
+        &base64(PASSWORD),
+        "alice:hunter",
+        "is hunter",
+    ] {
         assert!(!written.contains(word), "{word} was written: {written}");
     }
 }
