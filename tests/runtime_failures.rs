@@ -1,4 +1,6 @@
 //! Pulls that fail on three real containerds, and the reasons that they fail for.
+//!
+//! `Verification` is provoked on 2.4 alone: the versions before it ask no image verifier when a pull comes through the CRI.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod lone_runtime;
@@ -75,14 +77,50 @@ async fn each_cause_of_a_failed_pull_has_its_reason() {
 
 #[tokio::test]
 #[ignore = "needs root and the servers: make test"]
+async fn a_name_that_the_runtime_does_not_take_is_an_invalid_reference() {
+    on_every_version(async |node| {
+        let upper = node.proxy.reference("lab/Upper:1");
+        let long = node.proxy.reference(&"a/".repeat(130));
+        for name in [upper, format!("{long}a:1"), "lab/a:1:2".to_owned()] {
+            assert_eq!(node.reason(&name).await.0, Reason::InvalidReference);
+        }
+        // A name for others, as for the kubelet: the repository `web` of the registry `Team`.
+        let (reason, message) = node.reason("Team/web:1").await;
+        if node.version == Version::V1_6 {
+            assert_eq!(reason, Reason::InvalidReference, "{message}");
+        } else {
+            assert_eq!(reason, Reason::RegistryUnavailable, "{message}");
+        }
+        assert!(node.proxy.requests().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn an_image_that_a_verifier_refuses_has_its_reason_and_the_verifiers_words() {
+    let node = LoneRuntime::start(Version::V2_4, ContainerdOptions::default()).await;
+    let image = node.push("lab/unsigned:1", &ImageSpec::small(1)).await;
+    let verifier = "#!/bin/sh\necho nobody signed it\nexit 1\n";
+    node.server.verify_images_with(Some(verifier)).unwrap();
+    let (reason, message) = node.reason(&image).await;
+    assert_eq!(reason, Reason::Verification, "{message}");
+    assert!(message.contains("nobody signed it"), "{message}");
+    node.server.verify_images_with(None).unwrap();
+    node.runtime.pull(&image, None).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
 async fn a_layer_that_is_none_is_corrupt_and_one_that_the_node_cannot_unpack_is_not() {
     on_every_version(async |node| {
-        let whole = gzip(&[7; 4096]).unwrap();
+        // An archive without a file.
+        let whole = gzip(&[0; 4096]).unwrap();
         let mut spoilt = whole.clone();
-        spoilt[2000] ^= 1;
+        spoilt[whole.len() - 8] ^= 1;
         for (name, layer) in [
             ("lab/no-tar:1", vec![7; 4096]),
-            ("lab/no-tar:2", whole.clone()),
+            ("lab/no-tar:2", gzip(&[7; 4096]).unwrap()),
             ("lab/too-short:1", vec![7; 100]),
             ("lab/too-short:2", whole[..2000].to_vec()),
             ("lab/checksum:1", spoilt),

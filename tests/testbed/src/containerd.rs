@@ -1,7 +1,8 @@
 //! A real containerd of one of three versions, with its own root, state, socket and mounts.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -234,6 +235,21 @@ capabilities = [\"push\"]
         self.mirror(&registry.host(), &registry.url(), authority.as_deref())
     }
 
+    /// Has this script asked about every image from the next pull on, or none. Only 2.x asks.
+    pub fn verify_images_with(&self, script: Option<&str>) -> Result<()> {
+        let folder = self.namespace.dir().join("verifiers");
+        let Some(script) = script else {
+            return Ok(fs::remove_dir_all(folder)?);
+        };
+        fs::create_dir_all(&folder)?;
+        let verifier = folder.join("verifier");
+        fs::write(&verifier, script)?;
+        Ok(fs::set_permissions(
+            verifier,
+            Permissions::from_mode(0o755),
+        )?)
+    }
+
     /// Pulls with crictl.
     pub async fn pull(&self, reference: &str) -> Result<()> {
         self.crictl(&["pull", reference]).await.map(drop)
@@ -315,6 +331,12 @@ fn configuration(dir: &Path, runc: &Path, version: Version, options: &Containerd
         ),
         _ => String::new(),
     };
+    let verifiers = match version {
+        Version::V2_4 => format!(
+            "[plugins.\"io.containerd.image-verifier.v1.bindir\"]\nbin_dir = \"{dir}/verifiers\""
+        ),
+        Version::V1_6 | Version::V1_7 => String::new(),
+    };
     // `restrict_oom_score_adj`: where the machine lacks CAP_SYS_RESOURCE no sandbox could be made.
     format!(
         r#"version = 2
@@ -326,6 +348,7 @@ address = "/run/containerd/containerd.sock"
 path = "{dir}/opt"
 [plugins."io.containerd.nri.v1.nri"]
 disable = true
+{verifiers}
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{sandbox}"
 restrict_oom_score_adj = true
