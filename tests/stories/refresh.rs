@@ -1,13 +1,15 @@
 //! A tag that moves is followed, by interval and by annotation; a registry that is away takes nothing back.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result, ensure};
 use imagecache_agent::api::node_image_cache::ImageReport;
-use imagecache_agent::api::{ImageState, REFRESH, Reason};
+use imagecache_agent::api::{ImageCacheStatus, ImageState, REFRESH, Reason};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testbed::{ClusterOptions, Fault, FaultProxy, ImageSpec, Listen, Rule, Version, wait_for};
 
-use super::fleet::{Fleet, SOON, is, story};
+use super::fleet::{Fleet, SOON, is, message, story};
 
 #[tokio::test]
 #[ignore = "needs root and the servers: make test"]
@@ -134,6 +136,47 @@ async fn a_new_value_of_the_annotation_asks_for_every_image_once() -> Result<()>
         let asked = [requests(&proxy, "moving"), requests(&proxy, "fixed")].concat();
         ensure!(asked.is_empty(), "{asked:?}");
         Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn a_tag_that_moved_between_two_nodes_pulls_is_a_drift_until_all_have_asked_again()
+-> Result<()> {
+    story(ClusterOptions::runtimes(&Version::ALL), async |fleet| {
+        let moving = fleet.image("lab/moving:latest");
+        let before = digest(fleet, "lab/moving:latest", 1).await?;
+        let spec = json!({
+            "cacheSpec": [{"images": [moving], "nodeSelector": {"tier": "backend"}}],
+            "imagePullPolicy": "IfNotPresent",
+        });
+        fleet.set("all", spec).await?;
+        fleet.label("n1", "tier", Some("backend")).await?;
+        fleet.until_ready("all", SOON).await?;
+        let after = digest(fleet, "lab/moving:latest", 7).await?;
+        fleet.label("n2", "tier", Some("backend")).await?;
+        let digests = async |expected: &[&String], degraded, reason| {
+            let expected: BTreeSet<_> = expected.iter().copied().collect();
+            let check = |status: &ImageCacheStatus| {
+                let mut images = status.images.iter();
+                let image = images.find(|image| image.image == moving);
+                let digests = &image.context("it is not listed")?.digests;
+                ensure!(
+                    digests.iter().collect::<BTreeSet<_>>() == expected,
+                    "{digests:?}"
+                );
+                is(status, "Ready", "True", "AllNodesReady")?;
+                is(status, "Degraded", degraded, reason)
+            };
+            let what = format!("to say {reason}");
+            fleet.until("all", &what, SOON, check).await
+        };
+        let status = digests(&[&before, &after], "True", "DigestDrift").await?;
+        let said = message(&status, "Degraded");
+        ensure!(said.contains("lab/moving"), "{said}");
+        annotate(fleet, "once").await?;
+        digests(&[&after], "False", "Healthy").await.map(drop)
     })
     .await
 }
