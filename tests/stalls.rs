@@ -8,6 +8,7 @@ mod lone_runtime;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use imagecache_agent::api::image_cache::ImagePullPolicy;
 use imagecache_agent::api::{ImageCacheSpec, ImageState, NodeImageCacheStatus, Reason};
 use imagecache_agent::decide::Timing;
 use testbed::{Fault, ImageSpec, Rule, wait_for};
@@ -42,6 +43,42 @@ fn blobs(node: &LoneRuntime) -> BTreeMap<String, (usize, u64)> {
         }
     }
     blobs
+}
+
+/// 30 MB in one layer.
+fn large(seed: u64) -> ImageSpec {
+    ImageSpec::scratch().layer(seed, 30_000_000)
+}
+
+async fn until_bytes(node: &LoneRuntime, path: &str, least: u64) {
+    wait_for(format!("{least} bytes of {path}"), SOON, async || {
+        let blobs = blobs(node);
+        let ours = blobs.iter().filter(|(blob, _)| blob.contains(path));
+        let bytes: u64 = ours.map(|(_, (_, bytes))| bytes).sum();
+        anyhow::ensure!(bytes >= least, "{bytes}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// Of each large layer at this path: how often it was asked for. No byte of it may have come twice.
+fn came_once(node: &LoneRuntime, path: &str) -> Vec<usize> {
+    let mut asked = Vec::new();
+    for (path, (times, bytes)) in blobs(node)
+        .into_iter()
+        .filter(|(blob, _)| blob.contains(path))
+    {
+        if bytes > 1_000_000 {
+            println!(
+                "{}: {path}: {bytes} bytes in {times} requests",
+                node.version
+            );
+            assert!(bytes <= 31_500_000, "{path}: {bytes} bytes");
+            asked.push(times);
+        }
+    }
+    asked
 }
 
 #[tokio::test]
@@ -162,7 +199,6 @@ async fn unpacking_longer_than_the_timeout_is_no_stall() {
 #[ignore = "needs root and the servers: make test"]
 async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
     on_every_version(async |node| {
-        let large = |seed| ImageSpec::scratch().layer(seed, 30_000_000);
         let mut images = Vec::new();
         for n in 0..3 {
             images.push(node.push(&format!("lab/large:{n}"), &large(n)).await);
@@ -172,13 +208,7 @@ async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
         let agent = start(&node);
         let images: Vec<_> = images.iter().map(String::as_str).collect();
         agent.wants_specs([("a", spec(&images))].into_iter());
-        wait_for("the first bytes", SOON, async || {
-            let bytes: u64 = blobs(&node).values().map(|(_, bytes)| bytes).sum();
-            anyhow::ensure!(bytes > 5_000_000, "{bytes}");
-            Ok(())
-        })
-        .await
-        .unwrap();
+        until_bytes(&node, "/large/", 5_000_000).await;
         let yields = |report: &NodeImageCacheStatus| {
             let waits = |image: &&str| reason(report, image) == Some(Reason::Yielding);
             report.pulling == 0 && images.iter().any(waits)
@@ -206,15 +236,41 @@ async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
         assert!(report.images.iter().all(|image| image.attempts.is_none()));
         node.proxy.limit(None);
         agent.until("all", |report| report.ready == 3).await;
-        for (path, (times, bytes)) in blobs(&node) {
-            if path.contains("/large/") && bytes > 1_000_000 {
-                println!(
-                    "{}: {path}: {bytes} bytes in {times} requests",
-                    node.version
-                );
-                assert!(bytes <= 31_500_000, "{path}: {bytes} bytes");
-            }
-        }
+        assert_eq!(came_once(&node, "/large/").len(), 3);
+        node.until_no_lease_is_left().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn a_refresh_that_makes_way_for_a_pod_loses_no_byte() {
+    on_every_version(async |node| {
+        let name = "lab/moving:latest";
+        let image = node.push(name, &ImageSpec::small(1)).await;
+        let pod = node.push("lab/pod:1", &large(10)).await;
+        let agent = start(&node);
+        let mut spec = spec(&[&image]);
+        spec.image_pull_policy = Some(ImagePullPolicy::Always);
+        spec.refresh_interval.0.0 = Duration::from_secs(1);
+        agent.wants_specs([("a", spec)].into_iter());
+        agent.until("it", |report| report.ready == 1).await;
+
+        node.proxy.limit(Some(10_000_000));
+        let moved = node.registry.push(name, &large(20)).await.unwrap();
+        until_bytes(&node, "/moving/", 5_000_000).await;
+        node.runtime.pull(&pod, None).await.unwrap();
+        node.proxy.limit(None);
+        let has_moved = |report: &NodeImageCacheStatus| {
+            let mut images = report.images.iter();
+            images.any(|image| image.digest.as_ref() == Some(&moved))
+        };
+        agent.until("what the tag means now", has_moved).await;
+        let asked = came_once(&node, "/moving/");
+        assert!(
+            asked.iter().any(|times| *times > 1),
+            "was it set aside? {asked:?}"
+        );
         node.until_no_lease_is_left().await;
     })
     .await;

@@ -81,7 +81,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
             || wanted.reference.is_err()
             || wanted.paused
             || world.pulls.contains_key(key)
-            || world.leases.is_releasing(key)
+            || world.leases.is_ending(key, now.monotonic)
             || short.contains(key);
         if idle {
             continue;

@@ -310,8 +310,8 @@ impl World {
                 pull.stalled = self.traffic.stalled(key, patience, now, timing);
             }
         }
-        self.leases
-            .tend(desired, &self.asked, &self.pulls, now, timing);
+        let (asked, memory, pulls) = (&self.asked, &self.memory, &self.pulls);
+        self.leases.tend(desired, asked, memory, pulls, now, timing);
     }
 
     /// From now on this is reported of how far the pulls are.
@@ -323,6 +323,7 @@ impl World {
     /// A pull was started. `resumes`: an earlier attempt has left something.
     pub fn started(&mut self, key: ImageKey, resumes: bool, now: Now) {
         self.traffic.began(key.clone(), resumes, now.monotonic);
+        self.leases.began(&key, self.image(&key).is_some());
         let is_refresh = self.is_ready(&key);
         self.pulls.insert(
             key,
@@ -375,6 +376,9 @@ impl World {
             (outcome, _) => outcome,
         };
         let news = self.registry_heard(key, &outcome, began, now, timing, chance);
+        if matches!(outcome, Outcome::Pulled(_) | Outcome::Found(_)) {
+            self.leases.brought(key);
+        }
         if matches!(outcome, Outcome::Pulled(_) | Outcome::Failed(_)) && !overtaken.by_refresh {
             self.refreshes.asked(key);
         }
