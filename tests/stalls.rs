@@ -113,6 +113,7 @@ async fn a_pull_that_stalls_is_seen_frees_its_slots_and_goes_on_later() {
         let took = begun.elapsed();
         println!("{}: seen after {took:?}: {:?}", node.version, report.images);
         assert!(took < Duration::from_secs(4 + 5), "{took:?}");
+        assert!(agent.pulls("Stalled") > 0);
         agent
             .until("the other image", |report| report.ready == 1)
             .await;

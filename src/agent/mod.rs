@@ -34,7 +34,7 @@ use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
 use crate::decide::spread::{Spread, start_delay};
 use crate::decide::traffic::{Advance, Sight, Yielding};
-use crate::decide::world::{Outcome, Runtime, World};
+use crate::decide::world::{Ended, Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
 use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
@@ -362,8 +362,9 @@ impl Agent {
         self.take_credentials(key, pulled);
         let outcome = pulled.outcome.clone();
         let timing = &self.settings.timing;
-        let news = self.world.ended(key, outcome, now, timing, fastrand::f64());
-        self.tell(key, pulled, took, &before);
+        let ended = self.world.ended(key, outcome, now, timing, fastrand::f64());
+        let Ended { outcome, news } = ended;
+        self.tell(key, &outcome, took, &before);
         if let Some(News { registry, held }) = news {
             if let Some((until, reason)) = held {
                 warn!(registry, %reason, %until, "the registry is left alone");
@@ -371,7 +372,7 @@ impl Agent {
                 info!(registry, "the registry answers again");
             }
         }
-        if pulled.outcome == Outcome::RuntimeLost {
+        if outcome == Outcome::RuntimeLost {
             self.look_now.notify_one();
         }
     }

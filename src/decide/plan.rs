@@ -422,6 +422,20 @@ mod tests {
     }
 
     #[test]
+    fn a_pull_that_was_cancelled_because_it_stalled_has_failed() {
+        let (mut world, timing) = (world(&[("a", 0)], &[]), Timing::default());
+        world.started(key("a"), false, at(1));
+        world.pulls.get_mut(&key("a")).unwrap().stalled = Some("no byte has come".into());
+        assert_eq!(plan(&world, 1, at(2)).cancel, keys(&["a"]));
+        let ended = world.ended(&key("a"), Outcome::Cancelled, at(2), &timing, 0.5);
+        let failed = Failed {
+            reason: Reason::Stalled,
+            message: "no byte has come".into(),
+        };
+        assert_eq!(ended.outcome, Outcome::Failed(failed));
+    }
+
+    #[test]
     fn an_image_that_has_landed_needs_its_slot_no_more_and_is_not_started_again() {
         let mut world = world(&[("a", 0), ("b", 0)], &[]);
         world.started(key("a"), false, at(1));

@@ -100,6 +100,15 @@ pub enum Outcome {
     Cancelled,
 }
 
+/// What the end of a pull comes to.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Ended {
+    /// How it ended: one that was cancelled because it made no progress has failed.
+    pub outcome: Outcome,
+    /// The registry that is left alone from now on, or no more.
+    pub news: Option<News>,
+}
+
 /// The world of one node.
 #[derive(Clone, Debug, Default)]
 pub struct World {
@@ -352,7 +361,7 @@ impl World {
         }
     }
 
-    /// A pull ended. `chance` is a random number from 0 to 1. Returns the registry that is left alone from now on, or no more.
+    /// A pull ended. `chance` is a random number from 0 to 1.
     pub fn ended(
         &mut self,
         key: &ImageKey,
@@ -360,7 +369,7 @@ impl World {
         now: Now,
         timing: &Timing,
         chance: f64,
-    ) -> Option<News> {
+    ) -> Ended {
         let pull = self.pulls.remove(key);
         self.traffic.ended(key);
         self.reported_bytes.remove(key);
@@ -375,7 +384,10 @@ impl World {
             }),
             (outcome, _) => outcome,
         };
-        let news = self.registry_heard(key, &outcome, began, now, timing, chance);
+        let ended = Ended {
+            news: self.registry_heard(key, &outcome, began, now, timing, chance),
+            outcome: outcome.clone(),
+        };
         if matches!(outcome, Outcome::Pulled(_) | Outcome::Found(_)) {
             self.leases.brought(key);
         }
@@ -387,7 +399,7 @@ impl World {
             .known()
             .is_none_or(|desired| desired.images.contains_key(key));
         if !wanted {
-            return news;
+            return ended;
         }
         let is_there = self.is_ready(key);
         match outcome {
@@ -446,7 +458,7 @@ impl World {
             }
             Outcome::Cancelled => {}
         }
-        news
+        ended
     }
 
     /// What the end of a pull says of the image's registry.
