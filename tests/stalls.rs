@@ -50,11 +50,16 @@ fn large(seed: u64) -> ImageSpec {
     ImageSpec::scratch().layer(seed, 30_000_000)
 }
 
+/// What has come of the blobs at this path.
+fn bytes_of(node: &LoneRuntime, path: &str) -> u64 {
+    let blobs = blobs(node).into_iter();
+    let there = blobs.filter(|(blob, _)| blob.contains(path));
+    there.map(|(_, (_, bytes))| bytes).sum()
+}
+
 async fn until_bytes(node: &LoneRuntime, path: &str, least: u64) {
     wait_for(format!("{least} bytes of {path}"), SOON, async || {
-        let blobs = blobs(node);
-        let ours = blobs.iter().filter(|(blob, _)| blob.contains(path));
-        let bytes: u64 = ours.map(|(_, (_, bytes))| bytes).sum();
+        let bytes = bytes_of(node, path);
         anyhow::ensure!(bytes >= least, "{bytes}");
         Ok(())
     })
@@ -272,6 +277,36 @@ async fn a_refresh_that_makes_way_for_a_pod_loses_no_byte() {
             asked.iter().any(|times| *times > 1),
             "was it set aside? {asked:?}"
         );
+        node.until_no_lease_is_left().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn a_pod_that_goes_on_with_what_a_pull_has_left_is_made_way_for_too() {
+    on_every_version(async |node| {
+        let shared = ImageSpec::scratch().layer(1, 60_000_000);
+        let shared = node.push("lab/shared:1", &shared).await;
+        let own = ImageSpec::scratch().layer(2, 60_000_000);
+        let own = node.push("lab/own:1", &own).await;
+        let first = ImageSpec::scratch().layer(3, 6_000_000);
+        let first = node.push("lab/first:1", &first).await;
+        node.proxy.limit(Some(6_000_000));
+        let agent = start(&node);
+        agent.wants_specs([("a", spec(&[&shared, &own]))].into_iter());
+        until_bytes(&node, "/shared/", 4_000_000).await;
+        // A pod with two images: the agent has begun with the second one.
+        node.runtime.pull(&first, None).await.unwrap();
+        let before = bytes_of(&node, "/own/");
+        let begun = Instant::now();
+        node.runtime.pull(&shared, None).await.unwrap();
+        let (took, more) = (begun.elapsed(), bytes_of(&node, "/own/") - before);
+        println!("{}: {took:?}, meanwhile {more} bytes", node.version);
+        assert!(took > Duration::from_secs(7), "too fast to show anything");
+        assert!(more < 1_000_000, "{more} bytes");
+        node.proxy.limit(None);
+        agent.until("both", |report| report.ready == 2).await;
         node.until_no_lease_is_left().await;
     })
     .await;

@@ -36,9 +36,9 @@ pub struct Download {
 pub struct Sight {
     /// Those of the own pulls.
     pub pulls: BTreeMap<ImageKey, Download>,
-    /// What own pulls have left that do not run now.
+    /// What own pulls may have left that do not run now. If it moves, somebody else goes on with it.
     pub kept: Vec<Ingest>,
-    /// All others, parts of interrupted ones among them. `None`: it is not known which these are.
+    /// All others, parts of interrupted ones among them. `None`: it is not known which of these and of what is kept are others'.
     pub others: Option<Vec<Ingest>>,
 }
 
@@ -73,7 +73,7 @@ struct Course {
 struct Others {
     /// `None` until the first look.
     seen: Option<BTreeMap<String, Other>>,
-    /// When own pulls last had these: what is seen of them right afterwards was brought by these.
+    /// When own pulls that ran last had these: what is seen of them right afterwards was brought by these.
     ours: BTreeMap<String, Duration>,
     /// When others began to download without a pause, and when they were last seen to.
     busy: Option<(Duration, Duration)>,
@@ -85,7 +85,7 @@ struct Other {
     offset: u64,
     /// When it moved last, as far as that was seen.
     moved: Option<Duration>,
-    /// It may be what an interrupted download has left: it was there at the first look, or was an own pull's.
+    /// It may be what an interrupted download has left: it was there at the first look, or was or is kept for an own pull.
     may_be_left: bool,
 }
 
@@ -159,10 +159,9 @@ impl Traffic {
     /// Takes what was seen. `shared_slots`: the runtime downloads a few layers at once of all pulls together.
     pub fn saw(&mut self, sight: &Sight, shared_slots: bool, now: Duration, timing: &Timing) {
         let own = sight.pulls.values().flat_map(|pull| &pull.ingests);
-        let own = own.chain(&sight.kept);
         self.others.ours(own, now, timing);
         if let Some(others) = &sight.others {
-            self.others.saw(others, now, timing);
+            self.others.saw(&sight.kept, others, now, timing);
         }
         for (key, seen) in &sight.pulls {
             if let Some(course) = self.pulls.get_mut(key) {
@@ -326,17 +325,21 @@ impl Others {
             .extend(own.map(|ingest| (ingest.name.clone(), now)));
     }
 
-    fn saw(&mut self, others: &[Ingest], now: Duration, timing: &Timing) {
+    fn saw(&mut self, kept: &[Ingest], others: &[Ingest], now: Duration, timing: &Timing) {
         let is_first = self.seen.is_none();
         let before = self.seen.take().unwrap_or_default();
         let mut is_busy = false;
         let mut seen = BTreeMap::new();
-        for ingest in others {
+        let kept = kept.iter().map(|ingest| (ingest, true));
+        let others = others.iter().map(|ingest| (ingest, is_first));
+        for (ingest, may_be_left) in kept.chain(others) {
             let is_ours = self.ours.contains_key(&ingest.name);
             let known = before.get(&ingest.name).filter(|_| !is_ours);
+            let may_be_left =
+                may_be_left || is_ours || known.is_some_and(|known| known.may_be_left);
             let moved = known.and_then(|known| {
                 // One that is new is believed when it is there at the next look too.
-                let is_confirmed = known.moved.is_none() && !known.may_be_left;
+                let is_confirmed = known.moved.is_none() && !may_be_left;
                 if ingest.offset > known.offset || is_confirmed {
                     Some(now)
                 } else {
@@ -347,7 +350,7 @@ impl Others {
             let other = Other {
                 offset: ingest.offset,
                 moved,
-                may_be_left: known.map_or(is_first || is_ours, |known| known.may_be_left),
+                may_be_left,
             };
             seen.insert(ingest.name.clone(), other);
         }
