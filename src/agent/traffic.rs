@@ -45,9 +45,15 @@ impl Subject {
         self.is_idle() != before.is_idle() || leases.any(|lease| before.kept.contains(&**lease))
     }
 
-    /// Whether own pulls have begun or ended since.
-    fn has_other_pulls(&self, before: &Self) -> bool {
-        (&self.leases, &self.kept) != (&before.leases, &before.kept)
+    /// The leases of all pulls that ran at some time since `before`, and those that keep something for pulls that did not.
+    fn since(&self, before: &Self) -> (BTreeMap<ImageKey, Arc<str>>, BTreeSet<String>) {
+        let mut leases = before.leases.clone();
+        leases.extend(self.leases.clone());
+        let mut kept = &before.kept | &self.kept;
+        for lease in leases.values() {
+            kept.remove(&**lease);
+        }
+        (leases, kept)
     }
 }
 
@@ -80,12 +86,9 @@ impl Overlook {
             match &subject.containerd {
                 Some(containerd) if !subject.is_idle() => {
                     // A pull says itself what is wrong with the runtime, if anything is.
-                    match look(containerd, &subject, &mut courses).await {
-                        Ok((mut sight, downloads)) => {
-                            // A pull that began meanwhile may have been taken for somebody else's.
-                            if self.subject.borrow().has_other_pulls(&subject) {
-                                sight.others = None;
-                            }
+                    let looked = look(containerd, &subject, &self.subject, &mut courses);
+                    match looked.await {
+                        Ok((sight, downloads)) => {
                             self.show(downloads);
                             self.seen.send_replace(Arc::new(sight));
                         }
@@ -117,25 +120,31 @@ impl Overlook {
     }
 }
 
-/// What each pull has, what others have left, and what belongs to none of them.
+/// What each pull has, what others have left, and what belongs to none of them. `before`: what there was to look at just before.
 async fn look(
     containerd: &Containerd,
-    subject: &Subject,
+    before: &Subject,
+    subject: &watch::Receiver<Subject>,
     courses: &mut BTreeMap<Arc<str>, PullProgress>,
 ) -> Result<(Sight, Downloads), RuntimeError> {
     let mut ingests = containerd.ingests().await?;
     // What is complete stands still; a moment later it is content.
     ingests.retain(|ingest| ingest.offset < ingest.total);
+    // Whoever downloads one of them began before this moment, and an ingest is in its lease from its first moment on.
+    let now = subject.borrow().clone();
+    let (leases, kept) = now.since(before);
     let (mut sight, mut downloads) = (Sight::default(), Downloads::new());
     let (mut others, mut knows_all) = (ingests.clone(), true);
-    for (key, lease) in &subject.leases {
+    for (key, lease) in &leases {
         let course = courses
             .entry(Arc::clone(lease))
             .or_insert_with(|| containerd.progress(lease));
         match course.look(&ingests).await {
             Ok(seen) => {
                 others.retain(|ingest| !seen.ingests.contains(ingest));
-                downloads.insert(key.clone(), seen.progress);
+                if now.leases.contains_key(key) {
+                    downloads.insert(key.clone(), seen.progress);
+                }
                 sight.pulls.insert(key.clone(), download(seen));
             }
             Err(error) => {
@@ -144,19 +153,41 @@ async fn look(
             }
         }
     }
-    if !others.is_empty() {
-        for lease in &subject.kept {
-            match containerd.progress(lease).look(&others).await {
-                Ok(seen) => {
-                    others.retain(|ingest| !seen.ingests.contains(ingest));
-                    sight.kept.extend(seen.ingests.into_iter().map(of));
-                }
-                Err(_) => knows_all = false,
+    if knows_all {
+        let names = match &others[..] {
+            [] => Some(BTreeSet::new()),
+            _ => names(containerd, &kept).await?,
+        };
+        let others = others.into_iter().map(of);
+        let may_be_kept = |ingest: &Ingest| {
+            names
+                .as_ref()
+                .is_none_or(|names| names.contains(&ingest.name))
+        };
+        let (kept, others) = others.partition(may_be_kept);
+        (sight.kept, sight.others) = (kept, Some(others));
+    }
+    Ok((sight, downloads))
+}
+
+/// The names of the downloads that these leases keep. `None`: one of them could not be asked, and any download may be among them.
+async fn names(
+    containerd: &Containerd,
+    leases: &BTreeSet<String>,
+) -> Result<Option<BTreeSet<String>>, RuntimeError> {
+    let (mut names, mut knows_all) = (BTreeSet::new(), true);
+    for lease in leases {
+        match containerd.ingests_of(lease).await {
+            Ok(more) => names.extend(more),
+            // Neither will the others be answered for.
+            Err(error @ RuntimeError::Unavailable(_)) => return Err(error),
+            Err(error) => {
+                debug!(lease, %error, "this lease could not be looked at");
+                knows_all = false;
             }
         }
     }
-    sight.others = knows_all.then(|| others.into_iter().map(of).collect());
-    Ok((sight, downloads))
+    Ok(knows_all.then_some(names))
 }
 
 fn download(seen: runtime::Download) -> Download {
@@ -176,5 +207,48 @@ fn of(ingest: runtime::Ingest) -> Ingest {
     Ingest {
         name: ingest.name,
         offset: ingest.offset,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::runtime::Runtime;
+
+    fn subject(leases: &[&str], kept: &[&str]) -> Subject {
+        let runtime = Runtime::new("/run/none.sock".parse().unwrap(), Duration::from_secs(1));
+        let lease = |lease: &&str| (ImageKey::from(*lease), Arc::from(*lease));
+        Subject {
+            containerd: Some(Containerd::assumed(runtime)),
+            leases: leases.iter().map(lease).collect(),
+            kept: kept.iter().map(ToString::to_string).collect(),
+            more: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn downloads_are_looked_at_while_there_is_something_to_pull() {
+        assert!(Subject::default().is_idle());
+        assert!(subject(&[], &["kept"]).is_idle());
+        assert!(!subject(&["a"], &[]).is_idle());
+        let mut more = subject(&[], &[]);
+        more.more = true;
+        assert!(!more.is_idle());
+        more.containerd = None;
+        assert!(more.is_idle(), "nobody tells of downloads");
+    }
+
+    #[tokio::test]
+    async fn what_begins_or_ends_during_a_look_is_own_all_the_same() {
+        let before = subject(
+            &["ends", "runs", "is cancelled"],
+            &["begins", "is released"],
+        );
+        let now = subject(&["begins", "runs"], &["is cancelled", "is found"]);
+        let (leases, kept) = now.since(&before);
+        let leases: Vec<_> = leases.values().map(|lease| &**lease).collect();
+        assert_eq!(leases, ["begins", "ends", "is cancelled", "runs"]);
+        assert_eq!(Vec::from_iter(kept), ["is found", "is released"]);
     }
 }
