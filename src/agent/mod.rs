@@ -42,7 +42,7 @@ use keys::Sources;
 use leases::Released;
 use look::{Questions, questions};
 use pull::{Pull, Pulled, Step, Steps};
-use traffic::{Overlook, Subject};
+use traffic::{Attempt, Overlook, Subject};
 use watch::{Observed, Session, Watch};
 
 /// How often a report is made while pulls run: each one looks at every wanted image.
@@ -436,14 +436,17 @@ impl Agent {
     /// Has the downloads looked at while there is something to pull.
     fn look_at(&mut self, more: bool) {
         let session = self.session.as_ref();
-        let leases = self
-            .world
-            .pulls
-            .keys()
-            .map(|key| (key.clone(), self.world.leases.of(key).0.into()));
+        let pulls = self.world.pulls.iter().map(|(key, pull)| {
+            let attempt = Attempt {
+                lease: self.world.leases.of(key).0.into(),
+                since: pull.since,
+                resumes: self.world.traffic.resumes(key),
+            };
+            (key.clone(), attempt)
+        });
         let subject = Subject {
             containerd: session.and_then(|session| session.containerd.clone()),
-            leases: leases.collect(),
+            pulls: pulls.collect(),
             kept: self.world.leases.idle(&self.world.pulls),
             more,
         };

@@ -19,13 +19,24 @@ pub type Downloads = BTreeMap<ImageKey, Progress>;
 /// How often somebody who looks on is told.
 const ON_A_SCREEN: Duration = Duration::from_millis(200);
 
+/// A pull under way.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Attempt {
+    /// Its lease, which may be the one of an earlier attempt.
+    pub lease: Arc<str>,
+    /// When it began.
+    pub since: Duration,
+    /// An earlier attempt has left something.
+    pub resumes: bool,
+}
+
 /// What to look at.
 #[derive(Clone, Debug, Default)]
 pub struct Subject {
     /// The runtime that downloads.
     pub containerd: Option<Containerd>,
-    /// The leases of the pulls under way.
-    pub leases: BTreeMap<ImageKey, Arc<str>>,
+    /// The pulls under way.
+    pub pulls: BTreeMap<ImageKey, Attempt>,
     /// The leases that keep what other pulls have left.
     pub kept: BTreeSet<String>,
     /// Something else is to be pulled.
@@ -35,25 +46,28 @@ pub struct Subject {
 impl Subject {
     /// Whether there is nothing to look at.
     pub fn is_idle(&self) -> bool {
-        self.containerd.is_none() || (self.leases.is_empty() && !self.more)
+        self.containerd.is_none() || (self.pulls.is_empty() && !self.more)
     }
 
-    /// Whether this cannot wait for the next look: there was nothing to look at before, or a pull goes on with what another has left,
-    /// and what it brings itself is not to be taken for that.
+    /// Whether this cannot wait for the next look: there was nothing to look at before, or a pull begins to go on with what another has
+    /// left, and what it brings itself is not to be taken for that.
     pub fn is_urgent_after(&self, before: &Self) -> bool {
-        let mut leases = self.leases.values();
-        self.is_idle() != before.is_idle() || leases.any(|lease| before.kept.contains(&**lease))
+        let mut pulls = self.pulls.iter();
+        let goes_on = |(key, attempt): (&ImageKey, &Attempt)| {
+            attempt.resumes && before.pulls.get(key) != Some(attempt)
+        };
+        self.is_idle() != before.is_idle() || pulls.any(goes_on)
     }
 
-    /// The leases of all pulls that ran at some time since `before`, and those that keep something for pulls that did not.
-    fn since(&self, before: &Self) -> (BTreeMap<ImageKey, Arc<str>>, BTreeSet<String>) {
-        let mut leases = before.leases.clone();
-        leases.extend(self.leases.clone());
+    /// All pulls that ran at some time since `before`, and the leases that keep something for those that did not.
+    fn since(&self, before: &Self) -> (BTreeMap<ImageKey, Attempt>, BTreeSet<String>) {
+        let mut pulls = before.pulls.clone();
+        pulls.extend(self.pulls.clone());
         let mut kept = &before.kept | &self.kept;
-        for lease in leases.values() {
+        for Attempt { lease, .. } in pulls.values() {
             kept.remove(&**lease);
         }
-        (leases, kept)
+        (pulls, kept)
     }
 }
 
@@ -81,7 +95,8 @@ impl Overlook {
         let mut courses: BTreeMap<Arc<str>, PullProgress> = BTreeMap::new();
         loop {
             let subject = self.subject.borrow_and_update().clone();
-            let leases: BTreeSet<_> = subject.leases.values().collect();
+            let pulls = subject.pulls.values();
+            let leases: BTreeSet<_> = pulls.map(|attempt| &attempt.lease).collect();
             courses.retain(|lease, _| leases.contains(lease));
             match &subject.containerd {
                 Some(containerd) if !subject.is_idle() => {
@@ -132,17 +147,17 @@ async fn look(
     ingests.retain(|ingest| ingest.offset < ingest.total);
     // Whoever downloads one of them began before this moment, and an ingest is in its lease from its first moment on.
     let now = subject.borrow().clone();
-    let (leases, kept) = now.since(before);
+    let (pulls, kept) = now.since(before);
     let (mut sight, mut downloads) = (Sight::default(), Downloads::new());
     let (mut others, mut knows_all) = (ingests.clone(), true);
-    for (key, lease) in &leases {
+    for (key, Attempt { lease, .. }) in &pulls {
         let course = courses
             .entry(Arc::clone(lease))
             .or_insert_with(|| containerd.progress(lease));
         match course.look(&ingests).await {
             Ok(seen) => {
                 others.retain(|ingest| !seen.ingests.contains(ingest));
-                if now.leases.contains_key(key) {
+                if now.pulls.contains_key(key) {
                     downloads.insert(key.clone(), seen.progress);
                 }
                 sight.pulls.insert(key.clone(), download(seen));
@@ -216,12 +231,19 @@ mod tests {
     use super::*;
     use crate::runtime::Runtime;
 
-    fn subject(leases: &[&str], kept: &[&str]) -> Subject {
+    fn subject(pulls: &[(&str, u64)], kept: &[&str]) -> Subject {
         let runtime = Runtime::new("/run/none.sock".parse().unwrap(), Duration::from_secs(1));
-        let lease = |lease: &&str| (ImageKey::from(*lease), Arc::from(*lease));
+        let attempt = |(key, since): &(&str, u64)| {
+            let attempt = Attempt {
+                lease: Arc::from(*key),
+                since: Duration::from_secs(*since),
+                resumes: *since > 0,
+            };
+            (ImageKey::from(*key), attempt)
+        };
         Subject {
             containerd: Some(Containerd::assumed(runtime)),
-            leases: leases.iter().map(lease).collect(),
+            pulls: pulls.iter().map(attempt).collect(),
             kept: kept.iter().map(ToString::to_string).collect(),
             more: false,
         }
@@ -231,7 +253,7 @@ mod tests {
     async fn downloads_are_looked_at_while_there_is_something_to_pull() {
         assert!(Subject::default().is_idle());
         assert!(subject(&[], &["kept"]).is_idle());
-        assert!(!subject(&["a"], &[]).is_idle());
+        assert!(!subject(&[("a", 0)], &[]).is_idle());
         let mut more = subject(&[], &[]);
         more.more = true;
         assert!(!more.is_idle());
@@ -240,14 +262,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_begins_or_ends_during_a_look_is_own_all_the_same() {
-        let before = subject(
-            &["ends", "runs", "is cancelled"],
-            &["begins", "is released"],
+    async fn a_pull_that_goes_on_with_what_another_has_left_is_looked_at_at_once() {
+        let is_urgent = |before: &[(&str, u64)], now: &[(&str, u64)]| {
+            subject(now, &[]).is_urgent_after(&subject(before, &[]))
+        };
+        let one = ("one", 0);
+        assert!(is_urgent(&[], &[one]), "nothing was looked at before");
+        assert!(!is_urgent(&[one], &[one, ("new", 0)]));
+        assert!(is_urgent(&[one], &[one, ("again", 1)]));
+        assert!(!is_urgent(&[one, ("again", 1)], &[one, ("again", 1)]));
+        assert!(
+            is_urgent(&[("again", 1)], &[("again", 2)]),
+            "under one lease"
         );
-        let now = subject(&["begins", "runs"], &["is cancelled", "is found"]);
-        let (leases, kept) = now.since(&before);
-        let leases: Vec<_> = leases.values().map(|lease| &**lease).collect();
+    }
+
+    #[tokio::test]
+    async fn what_begins_or_ends_during_a_look_is_own_all_the_same() {
+        let before = [("ends", 0), ("runs", 0), ("is cancelled", 0)];
+        let before = subject(&before, &["begins", "is released"]);
+        let now = [("begins", 1), ("runs", 0)];
+        let now = subject(&now, &["is cancelled", "is found"]);
+        let (pulls, kept) = now.since(&before);
+        let leases: Vec<_> = pulls.values().map(|attempt| &*attempt.lease).collect();
         assert_eq!(leases, ["begins", "ends", "is cancelled", "runs"]);
         assert_eq!(Vec::from_iter(kept), ["is found", "is released"]);
     }

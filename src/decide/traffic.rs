@@ -58,6 +58,8 @@ struct Course {
     still_since: Duration,
     /// When it was last looked at. `None`: not yet.
     seen_at: Option<Duration>,
+    /// An earlier attempt has left something.
+    resumes: bool,
     /// Something has moved since the pull began.
     has_moved: bool,
     /// When it was first seen to wait for layers.
@@ -130,6 +132,7 @@ impl Traffic {
             latest: Download::default(),
             still_since: now,
             seen_at: None,
+            resumes,
             // Whatever a pull has that resumes nothing, it has brought itself.
             has_moved: !resumes,
             queued_at: None,
@@ -137,6 +140,12 @@ impl Traffic {
             told: (now, 0),
         };
         self.pulls.insert(key, course);
+    }
+
+    /// Whether a pull goes on with what an earlier attempt has left.
+    #[must_use]
+    pub fn resumes(&self, key: &ImageKey) -> bool {
+        self.pulls.get(key).is_some_and(|course| course.resumes)
     }
 
     /// The runtime is asked for the image now: what came before, such as reading credentials, is over.
@@ -270,8 +279,9 @@ impl Traffic {
 
 impl Course {
     fn saw(&mut self, seen: &Download, now: Duration, timing: &Timing) {
+        let before = self.seen_at.replace(now);
         // What moved while nobody looked is not known.
-        if let Some(before) = self.seen_at.replace(now)
+        if let Some(before) = before
             && now.saturating_sub(before) > timing.traffic_unseen
         {
             self.still_since = now;
@@ -295,11 +305,10 @@ impl Course {
         if !seen.ingests.is_empty() {
             self.queued_at.get_or_insert(now);
         }
-        // What an attempt finds at its beginning it has not brought.
-        let is_first = self.latest == Download::default() && !self.has_moved;
         if moved {
             self.still_since = now;
-            self.has_moved |= !is_first;
+            // What an attempt finds at its beginning it has not brought.
+            self.has_moved |= before.is_some();
         }
         self.latest = seen.clone();
     }

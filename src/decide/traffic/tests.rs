@@ -127,6 +127,18 @@ fn what_an_attempt_finds_complete_is_not_taken_for_its_own_unpacking() {
 }
 
 #[test]
+fn what_comes_after_the_first_look_an_attempt_has_brought_itself() {
+    let mut traffic = Traffic::default();
+    // What an earlier one left was thrown away.
+    traffic.began("a".into(), true, seconds(0));
+    saw(&mut traffic, 1, &[("a", Download::default())], &[]);
+    for at in 2..100 {
+        saw(&mut traffic, at, &[("a", download(4, 1, &[]))], &[]);
+        assert!(!is_stalled(&traffic, "a", at), "it unpacks: {at}");
+    }
+}
+
+#[test]
 fn on_shared_slots_whoever_came_first_is_stalled_and_the_next_one_waits() {
     let mut traffic = Traffic::default();
     traffic.began("big".into(), false, seconds(0));
