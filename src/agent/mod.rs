@@ -41,7 +41,7 @@ use crate::telemetry::metrics::Metrics;
 use keys::Sources;
 use leases::Released;
 use look::{Questions, questions};
-use pull::{Pull, Pulled, Step, Steps};
+use pull::{Pull, Pulled, Step, Steps, Told};
 use traffic::{Attempt, Overlook, Subject};
 use watch::{Observed, Session, Watch};
 
@@ -170,7 +170,7 @@ struct Agent {
     /// Leases that are being given up.
     releases: JoinSet<Released>,
     /// What the pulls tell.
-    steps: (Steps, mpsc::UnboundedReceiver<(ImageKey, Step)>),
+    steps: (Steps, mpsc::UnboundedReceiver<Told>),
     /// Which downloads to look at, and what was seen of them.
     subject: channel::Sender<Subject>,
     sight: channel::Receiver<Arc<Sight>>,
@@ -227,13 +227,14 @@ impl Agent {
                         self.world.leases.hold(id, image, expires);
                     }
                 }
-                Some((key, step)) = self.steps.1.recv() => match step {
-                    Step::Asked => {
-                        let now = self.now().monotonic;
-                        self.world.traffic.asked(&key, now);
+                Some(Told { key, since, step }) = self.steps.1.recv() => {
+                    let now = self.now().monotonic;
+                    match step {
+                        _ if !self.world.is_under_way(&key, since) => {}
+                        Step::Asked => self.world.traffic.asked(&key, now),
+                        Step::Landed => self.world.landed(&key),
                     }
-                    Step::Landed => self.world.landed(&key),
-                },
+                }
                 () = sleep_until(wake) => {}
             }
         }
@@ -488,6 +489,7 @@ impl Agent {
             lease,
             runtime: session.runtime.clone(),
             key: key.clone(),
+            since: now.monotonic,
             question,
             cancel: cancel.clone(),
             sources: Sources {

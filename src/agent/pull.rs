@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +25,8 @@ pub struct Pull {
     pub runtime: Runtime,
     /// The image's identity.
     pub key: ImageKey,
+    /// When it began.
+    pub since: Duration,
     /// How it is asked for.
     pub question: Question,
     /// Finished when nobody wants the image any more.
@@ -47,8 +50,19 @@ pub enum Step {
     Landed,
 }
 
+/// A step of a pull.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Told {
+    /// Its image.
+    pub key: ImageKey,
+    /// When the pull began: the image may be pulled again by the time that somebody listens.
+    pub since: Duration,
+    /// How far it is.
+    pub step: Step,
+}
+
 /// Where pulls tell how far they are.
-pub type Steps = mpsc::UnboundedSender<(ImageKey, Step)>;
+pub type Steps = mpsc::UnboundedSender<Told>;
 
 /// What came of a pull.
 #[derive(Debug)]
@@ -112,8 +126,7 @@ impl Pull {
                 };
             }
         };
-        // Nobody listens any more when the agent ends.
-        let _ = self.steps.send((self.key.clone(), Step::Landed));
+        self.tell(Step::Landed);
         let image = match looker.find(&self.key, &self.question).await {
             Ok(Some(image)) => image,
             // The runtime keeps it under a name of its own.
@@ -131,6 +144,12 @@ impl Pull {
             node: keys.node.read,
             ..Outcome::Pulled(image).into()
         }
+    }
+
+    fn tell(&self, step: Step) {
+        let (key, since) = (self.key.clone(), self.since);
+        // Nobody listens any more when the agent ends.
+        let _ = self.steps.send(Told { key, since, step });
     }
 
     /// Tries one credential after the other, as the kubelet does. If a registry refuses what the
@@ -170,7 +189,7 @@ impl Pull {
 
     /// `None`: cancelled.
     async fn pull(&self, key: Option<&Named>) -> Option<Result<String, PullError>> {
-        let _ = self.steps.send((self.key.clone(), Step::Asked));
+        self.tell(Step::Asked);
         let auth = key.map(|key| Auth {
             username: &key.credential.username,
             password: &key.credential.password,

@@ -445,6 +445,17 @@ mod tests {
     }
 
     #[test]
+    fn what_a_pull_told_is_not_taken_for_the_next_one_of_its_image() {
+        let (mut world, a) = (world(&[("a", 0)], &[]), key("a"));
+        world.started(a.clone(), false, at(1));
+        assert!(world.is_under_way(&a, at(1).monotonic));
+        fail(&mut world, "a", Reason::Stalled, at(2));
+        assert!(!world.is_under_way(&a, at(1).monotonic));
+        world.started(a.clone(), true, at(2));
+        assert!(!world.is_under_way(&a, at(1).monotonic));
+    }
+
+    #[test]
     fn an_image_that_keeps_failing_lets_others_pass() {
         let mut world = world(&[("a", 9), ("b", 0)], &[]);
         for n in 0..3 {

@@ -347,6 +347,13 @@ impl World {
         );
     }
 
+    /// Whether the pull of this image that began at this time is still under way. It may have ended, and another one have begun.
+    #[must_use]
+    pub fn is_under_way(&self, key: &ImageKey, since: Duration) -> bool {
+        let pull = self.pulls.get(key);
+        pull.is_some_and(|pull| pull.since == since)
+    }
+
     /// A pull has brought its image, and will end in a moment.
     pub fn landed(&mut self, key: &ImageKey) {
         if let Some(pull) = self.pulls.get_mut(key) {
