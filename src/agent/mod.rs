@@ -221,12 +221,7 @@ impl Agent {
                     Ok((key, pulled)) => self.take_pulled(&key, &pulled),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
                 },
-                Some(Ok(released)) = self.releases.join_next() => {
-                    self.world.leases.released(&released.id);
-                    if let Some((id, image, expires)) = released.successor {
-                        self.world.leases.hold(id, image, expires);
-                    }
-                }
+                Some(Ok(released)) = self.releases.join_next() => self.take_released(released),
                 Some(Told { key, since, step }) = self.steps.1.recv() => {
                     let now = self.now().monotonic;
                     match step {

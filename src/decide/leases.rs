@@ -26,6 +26,8 @@ struct Held {
     expires: Duration,
     /// When it is to be given up, as things stand.
     release: Option<Duration>,
+    /// Not to be given up or replaced before: that has just failed.
+    earliest: Duration,
     /// Its image is still to be pulled, and the next pull could outlast it.
     is_short: bool,
     /// The pull that it was made for may not have ended well, although an image is there: a refresh was interrupted, or the image is for
@@ -38,7 +40,7 @@ struct Held {
 pub struct Leases {
     held: BTreeMap<String, Held>,
     /// Those that are being given up. A pull under one would fail, so its image waits for the end of that.
-    releasing: BTreeMap<String, ImageKey>,
+    releasing: BTreeMap<String, Held>,
 }
 
 impl Leases {
@@ -56,6 +58,7 @@ impl Leases {
             image,
             expires,
             release: None,
+            earliest: Duration::ZERO,
             is_short: false,
             // What has made one that is found is not known.
             outlasts_presence: true,
@@ -138,11 +141,11 @@ impl Leases {
                 && (present.is_none() || (lease.outlasts_presence && is_pulled_again));
             let is_idle = !pulls.contains_key(&lease.image);
             let ends = lease.expires < now + timing.lease_spare;
-            lease.is_short = is_idle && is_needed && ends;
+            lease.is_short = is_idle && is_needed && ends && now >= lease.earliest;
             lease.release = if !is_idle || is_needed {
                 None
             } else if present.is_some() || ends {
-                Some(now)
+                Some(now.max(lease.earliest))
             } else {
                 lease.release.or(Some(now + timing.lease_kept))
             };
@@ -165,13 +168,21 @@ impl Leases {
     /// Giving this one up, or replacing it, has begun. Returns its image.
     pub fn release(&mut self, id: &str) -> Option<ImageKey> {
         let (id, lease) = self.held.remove_entry(id)?;
-        self.releasing.insert(id, lease.image.clone());
-        Some(lease.image)
+        let image = lease.image.clone();
+        self.releasing.insert(id, lease);
+        Some(image)
     }
 
-    /// Giving it up has ended.
+    /// It is gone.
     pub fn released(&mut self, id: &str) {
         self.releasing.remove(id);
+    }
+
+    /// It could not be given up. That is tried again, not before `earliest`.
+    pub fn not_released(&mut self, id: &str, earliest: Duration) {
+        if let Some((id, lease)) = self.releasing.remove_entry(id) {
+            self.held.entry(id).or_insert(Held { earliest, ..lease });
+        }
     }
 
     /// Whether a lease for this image is being given up, or is to be now: a pull that began meanwhile would lose it.
@@ -179,7 +190,8 @@ impl Leases {
     pub fn is_ending(&self, image: &ImageKey, now: Duration) -> bool {
         let is_due = |lease: &Held| lease.release.is_some_and(|at| at <= now);
         let mut held = self.held.values();
-        self.releasing.values().any(|releasing| releasing == image)
+        let mut releasing = self.releasing.values();
+        releasing.any(|lease| lease.image == *image)
             || held.any(|lease| lease.image == *image && is_due(lease))
     }
 }

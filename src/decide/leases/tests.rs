@@ -36,6 +36,24 @@ fn what_is_being_given_up_is_held_no_more_and_blocks_its_image_until_it_is_gone(
 }
 
 #[test]
+fn a_lease_that_could_not_be_given_up_is_held_and_given_up_later() {
+    let (mut leases, timing) = (leases(&["a"]), Timing::default());
+    let due = |leases: &mut Leases, now| {
+        let (desired, asked) = (Desired::default(), Answers::new());
+        let (memory, pulls) = (BTreeMap::new(), BTreeMap::new());
+        leases.tend(&desired, &asked, &memory, &pulls, now, &timing);
+        leases.due(now)
+    };
+    assert_eq!(due(&mut leases, 80 * HOUR).0, ["a"]);
+    leases.release("a");
+    leases.not_released("a", 81 * HOUR);
+    let none = (Vec::new(), Some(81 * HOUR));
+    assert_eq!(due(&mut leases, 80 * HOUR), none);
+    assert!(!leases.is_ending(&"a".into(), 80 * HOUR));
+    assert_eq!(due(&mut leases, 81 * HOUR).0, ["a"]);
+}
+
+#[test]
 fn an_image_has_two_leases_in_turns() {
     let image = ImageKey::from("a");
     let mut leases = Leases::default();
