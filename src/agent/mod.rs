@@ -303,13 +303,14 @@ impl Agent {
         let is_known = |known: &Arc<Session>| Arc::ptr_eq(known, &session);
         if !self.session.as_ref().is_some_and(is_known) {
             let now = self.now();
-            self.world.leases.found(session.leases.iter().map(|lease| {
+            let found = session.leases.iter().map(|lease| {
                 let left = lease.expires.map_or(Duration::ZERO, |expires| {
                     Duration::try_from(expires.duration_since(now.wall)).unwrap_or_default()
                 });
                 let image = lease.image.as_str().into();
                 (lease.id.clone(), image, now.monotonic + left)
-            }));
+            });
+            self.world.leases.found(found, &self.world.pulls);
         }
         self.session = Some(session);
     }

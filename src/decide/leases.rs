@@ -44,11 +44,19 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// These are all that the runtime has: their ids, their images, and when it may collect them.
-    pub fn found(&mut self, leases: impl IntoIterator<Item = (String, ImageKey, Duration)>) {
-        self.held.clear();
+    /// These are all that the runtime has: their ids, their images, and when it may collect them. Those of the pulls under way it has too,
+    /// or will have in a moment, and those that are being given up it will not.
+    pub fn found(
+        &mut self,
+        leases: impl IntoIterator<Item = (String, ImageKey, Duration)>,
+        pulls: &BTreeMap<ImageKey, Pull>,
+    ) {
+        self.held
+            .retain(|_, lease| pulls.contains_key(&lease.image));
         for (id, image, expires) in leases {
-            self.hold(id, image, expires);
+            if !self.releasing.contains_key(&id) {
+                self.hold(id, image, expires);
+            }
         }
     }
 

@@ -16,11 +16,27 @@ const HOUR: Duration = Duration::from_hours(1);
 
 fn leases(images: &[&str]) -> Leases {
     let mut leases = Leases::default();
-    leases.found(images.iter().map(|image| {
+    find(&mut leases, images, &BTreeMap::new());
+    leases
+}
+
+fn find(leases: &mut Leases, images: &[&str], pulls: &BTreeMap<ImageKey, Pull>) {
+    let found = images.iter().map(|image| {
         let (id, image) = ((*image).to_owned(), ImageKey::from(*image));
         (id, image, 100 * HOUR)
-    }));
-    leases
+    });
+    leases.found(found, pulls);
+}
+
+#[test]
+fn a_new_connection_forgets_no_lease_of_a_pull_and_finds_none_that_ends() {
+    let mut leases = leases(&["pulled", "gone", "ends"]);
+    leases.release("ends");
+    let mut world = World::default();
+    world.started("pulled".into(), false, at(0));
+    find(&mut leases, &["ends", "other"], &world.pulls);
+    let held: Vec<_> = leases.held.keys().collect();
+    assert_eq!(held, ["other", "pulled"]);
 }
 
 #[test]
@@ -194,7 +210,9 @@ fn the_next_process_goes_on_with_a_refresh_that_this_one_began() {
     let id = || lease_id(&IMAGE.into());
     for (refresh, is_kept) in [(Some(Duration::from_mins(1)), true), (None, false)] {
         let mut world = world(refresh, Some(image_of("old", None)));
-        world.leases.found([(id(), IMAGE.into(), 100 * HOUR)]);
+        world
+            .leases
+            .found([(id(), IMAGE.into(), 100 * HOUR)], &BTreeMap::new());
         assert_eq!(plan_at(&mut world, 1).release.is_empty(), is_kept);
     }
 }
