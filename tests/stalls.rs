@@ -8,16 +8,21 @@ mod lone_runtime;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use imagecache_agent::agent::Settings;
 use imagecache_agent::api::image_cache::ImagePullPolicy;
 use imagecache_agent::api::{ImageCacheSpec, ImageState, NodeImageCacheStatus, Reason};
 use imagecache_agent::decide::Timing;
 use testbed::{Fault, ImageSpec, Rule, wait_for};
 
-use agent_loop::{Agent, SOON, spec};
+use agent_loop::{Agent, SOON, settings, spec};
 use lone_runtime::{LoneRuntime, endpoint, on_every_version};
 
 fn start(node: &LoneRuntime) -> Agent {
-    Agent::start(endpoint(&node.server.socket()), &Timing::default())
+    Agent::with(settings_for(node))
+}
+
+fn settings_for(node: &LoneRuntime) -> Settings {
+    settings(endpoint(&node.server.socket()), &Timing::default())
 }
 
 /// These images, whose pulls may make no progress for so many seconds.
@@ -99,7 +104,11 @@ async fn a_pull_that_stalls_is_seen_frees_its_slots_and_goes_on_later() {
         let rule = Rule::new(Fault::StallAt(100_000));
         node.proxy
             .add(rule.method("GET").path("/v2/lab/stuck/blobs/"));
-        let agent = start(&node);
+        // The other image has to wait for the agent's slot too.
+        let agent = Agent::with(Settings {
+            max_parallel_pulls: 1,
+            ..settings_for(&node)
+        });
         agent.wants_specs([("a", patient(&[&stuck], 4))].into_iter());
         wait_for("the layers to stall", SOON, async || {
             let layers = blobs(&node)
@@ -244,6 +253,28 @@ async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
         agent.until("all", |report| report.ready == 3).await;
         assert_eq!(came_once(&node, "/large/").len(), 3);
         node.until_no_lease_is_left().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn whoever_does_not_want_it_makes_no_way() {
+    on_every_version(async |node| {
+        let image = node.push("lab/large:1", &large(1)).await;
+        let pod = node.push("lab/pod:1", &large(10)).await;
+        node.proxy.limit(Some(10_000_000));
+        let agent = Agent::with(Settings {
+            yield_to_pods: false,
+            ..settings_for(&node)
+        });
+        agent.wants_specs([("a", spec(&[&image]))].into_iter());
+        until_bytes(&node, "/large/", 2_000_000).await;
+        let ready = agent.until("it", |report| report.ready == 1);
+        let (pulled, _) = tokio::join!(node.runtime.pull(&pod, None), ready);
+        pulled.unwrap();
+        assert_eq!(came_once(&node, "/large/"), [1]);
+        assert_eq!(came_once(&node, "/pod/"), [1]);
     })
     .await;
 }

@@ -368,6 +368,42 @@ mod tests {
     }
 
     #[test]
+    fn the_decision_table_of_pulls_that_stall_or_make_way() {
+        let mut pulled = world(&[("a", 0), ("b", 0), ("c", 0)], &[]);
+        let nothing_pulled = pulled.clone();
+        pulled.started(key("a"), false, at(0));
+        let (mut stalled, mut landed) = (pulled.clone(), pulled.clone());
+        let pull = stalled.pulls.get_mut(&key("a")).unwrap();
+        pull.stalled = Some("no byte has come".into());
+        landed.landed(&key("a"));
+        let (wholly, one) = (Yielding::Wholly, Yielding::OneAtATime);
+        // What is there, how far pulls make way, what is started, what is cancelled.
+        let rows: [(&World, Yielding, &[&str], &[&str]); 9] = [
+            (&stalled, Yielding::No, &["b"], &["a"]),
+            (&pulled, Yielding::No, &["b"], &[]),
+            (&pulled, wholly, &[], &["a"]),
+            (&pulled, one, &[], &[]),
+            (&landed, Yielding::No, &["b", "c"], &[]),
+            (&landed, wholly, &[], &[]),
+            (&landed, one, &["b"], &[]),
+            (&nothing_pulled, wholly, &[], &[]),
+            (&nothing_pulled, one, &["a"], &[]),
+        ];
+        for (row, (world, yielding, start, cancel)) in rows.into_iter().enumerate() {
+            let mut world = world.clone();
+            world.yielding = yielding;
+            let plan = plan(&world, 2, at(1));
+            assert_eq!(plan.start, keys(start), "row {row}");
+            assert_eq!(plan.cancel, keys(cancel), "row {row}");
+            assert_eq!(
+                plan.more,
+                plan.start.len() < 3 - world.pulls.len(),
+                "row {row}"
+            );
+        }
+    }
+
+    #[test]
     fn a_failed_image_is_tried_again_when_its_time_has_come() {
         let mut world = world(&[("a", 0)], &[]);
         fail(&mut world, "a", Reason::NotFound, at(100));
