@@ -8,15 +8,21 @@ mod lone_runtime;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use imagecache_agent::agent::Settings;
+use imagecache_agent::api::image_cache::ImagePullPolicy;
 use imagecache_agent::api::{ImageCacheSpec, ImageState, NodeImageCacheStatus, Reason};
 use imagecache_agent::decide::Timing;
 use testbed::{Fault, ImageSpec, Rule, wait_for};
 
-use agent_loop::{Agent, SOON, spec};
+use agent_loop::{Agent, SOON, settings, spec};
 use lone_runtime::{LoneRuntime, endpoint, on_every_version};
 
 fn start(node: &LoneRuntime) -> Agent {
-    Agent::start(endpoint(&node.server.socket()), &Timing::default())
+    Agent::with(settings_for(node))
+}
+
+fn settings_for(node: &LoneRuntime) -> Settings {
+    settings(endpoint(&node.server.socket()), &Timing::default())
 }
 
 /// These images, whose pulls may make no progress for so many seconds.
@@ -44,6 +50,47 @@ fn blobs(node: &LoneRuntime) -> BTreeMap<String, (usize, u64)> {
     blobs
 }
 
+/// 30 MB in one layer.
+fn large(seed: u64) -> ImageSpec {
+    ImageSpec::scratch().layer(seed, 30_000_000)
+}
+
+/// What has come of the blobs at this path.
+fn bytes_of(node: &LoneRuntime, path: &str) -> u64 {
+    let blobs = blobs(node).into_iter();
+    let there = blobs.filter(|(blob, _)| blob.contains(path));
+    there.map(|(_, (_, bytes))| bytes).sum()
+}
+
+async fn until_bytes(node: &LoneRuntime, path: &str, least: u64) {
+    wait_for(format!("{least} bytes of {path}"), SOON, async || {
+        let bytes = bytes_of(node, path);
+        anyhow::ensure!(bytes >= least, "{bytes}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// Of each large layer at this path: how often it was asked for. No byte of it may have come twice.
+fn came_once(node: &LoneRuntime, path: &str) -> Vec<usize> {
+    let mut asked = Vec::new();
+    for (path, (times, bytes)) in blobs(node)
+        .into_iter()
+        .filter(|(blob, _)| blob.contains(path))
+    {
+        if bytes > 1_000_000 {
+            println!(
+                "{}: {path}: {bytes} bytes in {times} requests",
+                node.version
+            );
+            assert!(bytes <= 31_500_000, "{path}: {bytes} bytes");
+            asked.push(times);
+        }
+    }
+    asked
+}
+
 #[tokio::test]
 #[ignore = "needs root and the servers: make test"]
 async fn a_pull_that_stalls_is_seen_frees_its_slots_and_goes_on_later() {
@@ -57,7 +104,11 @@ async fn a_pull_that_stalls_is_seen_frees_its_slots_and_goes_on_later() {
         let rule = Rule::new(Fault::StallAt(100_000));
         node.proxy
             .add(rule.method("GET").path("/v2/lab/stuck/blobs/"));
-        let agent = start(&node);
+        // The other image has to wait for the agent's slot too.
+        let agent = Agent::with(Settings {
+            max_parallel_pulls: 1,
+            ..settings_for(&node)
+        });
         agent.wants_specs([("a", patient(&[&stuck], 4))].into_iter());
         wait_for("the layers to stall", SOON, async || {
             let layers = blobs(&node)
@@ -76,6 +127,7 @@ async fn a_pull_that_stalls_is_seen_frees_its_slots_and_goes_on_later() {
         let took = begun.elapsed();
         println!("{}: seen after {took:?}: {:?}", node.version, report.images);
         assert!(took < Duration::from_secs(4 + 5), "{took:?}");
+        assert!(agent.pulls("Stalled") > 0);
         agent
             .until("the other image", |report| report.ready == 1)
             .await;
@@ -204,7 +256,6 @@ async fn unpacking_longer_than_the_timeout_is_no_stall() {
 #[ignore = "needs root and the servers: make test"]
 async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
     on_every_version(async |node| {
-        let large = |seed| ImageSpec::scratch().layer(seed, 30_000_000);
         let mut images = Vec::new();
         for n in 0..3 {
             images.push(node.push(&format!("lab/large:{n}"), &large(n)).await);
@@ -214,13 +265,7 @@ async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
         let agent = start(&node);
         let images: Vec<_> = images.iter().map(String::as_str).collect();
         agent.wants_specs([("a", spec(&images))].into_iter());
-        wait_for("the first bytes", SOON, async || {
-            let bytes: u64 = blobs(&node).values().map(|(_, bytes)| bytes).sum();
-            anyhow::ensure!(bytes > 5_000_000, "{bytes}");
-            Ok(())
-        })
-        .await
-        .unwrap();
+        until_bytes(&node, "/large/", 5_000_000).await;
         let yields = |report: &NodeImageCacheStatus| {
             let waits = |image: &&str| reason(report, image) == Some(Reason::Yielding);
             report.pulling == 0 && images.iter().any(waits)
@@ -248,15 +293,93 @@ async fn pulls_make_way_for_a_pod_and_lose_no_byte() {
         assert!(report.images.iter().all(|image| image.attempts.is_none()));
         node.proxy.limit(None);
         agent.until("all", |report| report.ready == 3).await;
-        for (path, (times, bytes)) in blobs(&node) {
-            if path.contains("/large/") && bytes > 1_000_000 {
-                println!(
-                    "{}: {path}: {bytes} bytes in {times} requests",
-                    node.version
-                );
-                assert!(bytes <= 31_500_000, "{path}: {bytes} bytes");
-            }
-        }
+        assert_eq!(came_once(&node, "/large/").len(), 3);
+        node.until_no_lease_is_left().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn whoever_does_not_want_it_makes_no_way() {
+    on_every_version(async |node| {
+        let image = node.push("lab/large:1", &large(1)).await;
+        let pod = node.push("lab/pod:1", &large(10)).await;
+        node.proxy.limit(Some(10_000_000));
+        let agent = Agent::with(Settings {
+            yield_to_pods: false,
+            ..settings_for(&node)
+        });
+        agent.wants_specs([("a", spec(&[&image]))].into_iter());
+        until_bytes(&node, "/large/", 2_000_000).await;
+        let ready = agent.until("it", |report| report.ready == 1);
+        let (pulled, _) = tokio::join!(node.runtime.pull(&pod, None), ready);
+        pulled.unwrap();
+        assert_eq!(came_once(&node, "/large/"), [1]);
+        assert_eq!(came_once(&node, "/pod/"), [1]);
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn a_refresh_that_makes_way_for_a_pod_loses_no_byte() {
+    on_every_version(async |node| {
+        let name = "lab/moving:latest";
+        let image = node.push(name, &ImageSpec::small(1)).await;
+        let pod = node.push("lab/pod:1", &large(10)).await;
+        let agent = start(&node);
+        let mut spec = spec(&[&image]);
+        spec.image_pull_policy = Some(ImagePullPolicy::Always);
+        spec.refresh_interval.0.0 = Duration::from_secs(1);
+        agent.wants_specs([("a", spec)].into_iter());
+        agent.until("it", |report| report.ready == 1).await;
+
+        node.proxy.limit(Some(10_000_000));
+        let moved = node.registry.push(name, &large(20)).await.unwrap();
+        until_bytes(&node, "/moving/", 5_000_000).await;
+        node.runtime.pull(&pod, None).await.unwrap();
+        node.proxy.limit(None);
+        let has_moved = |report: &NodeImageCacheStatus| {
+            let mut images = report.images.iter();
+            images.any(|image| image.digest.as_ref() == Some(&moved))
+        };
+        agent.until("what the tag means now", has_moved).await;
+        let asked = came_once(&node, "/moving/");
+        assert!(
+            asked.iter().any(|times| *times > 1),
+            "was it set aside? {asked:?}"
+        );
+        node.until_no_lease_is_left().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn a_pod_that_goes_on_with_what_a_pull_has_left_is_made_way_for_too() {
+    on_every_version(async |node| {
+        let shared = ImageSpec::scratch().layer(1, 60_000_000);
+        let shared = node.push("lab/shared:1", &shared).await;
+        let own = ImageSpec::scratch().layer(2, 60_000_000);
+        let own = node.push("lab/own:1", &own).await;
+        let first = ImageSpec::scratch().layer(3, 6_000_000);
+        let first = node.push("lab/first:1", &first).await;
+        node.proxy.limit(Some(6_000_000));
+        let agent = start(&node);
+        agent.wants_specs([("a", spec(&[&shared, &own]))].into_iter());
+        until_bytes(&node, "/shared/", 4_000_000).await;
+        // A pod with two images: the agent has begun with the second one.
+        node.runtime.pull(&first, None).await.unwrap();
+        let before = bytes_of(&node, "/own/");
+        let begun = Instant::now();
+        node.runtime.pull(&shared, None).await.unwrap();
+        let (took, more) = (begun.elapsed(), bytes_of(&node, "/own/") - before);
+        println!("{}: {took:?}, meanwhile {more} bytes", node.version);
+        assert!(took > Duration::from_secs(7), "too fast to show anything");
+        assert!(more < 1_000_000, "{more} bytes");
+        node.proxy.limit(None);
+        agent.until("both", |report| report.ready == 2).await;
         node.until_no_lease_is_left().await;
     })
     .await;

@@ -10,11 +10,13 @@ use crate::decide::desired::ImageKey;
 use crate::decide::leases::Leases;
 use crate::runtime::Lease;
 
-/// A lease is gone.
+/// What giving up a lease, or replacing it, came to.
 pub(super) struct Released {
-    pub(super) id: String,
+    id: String,
+    /// The runtime does not have it any more.
+    is_gone: bool,
     /// The one that keeps now what it kept, its image, and when it ends.
-    pub(super) successor: Option<(String, ImageKey, Duration)>,
+    successor: Option<(String, ImageKey, Duration)>,
 }
 
 impl Agent {
@@ -25,11 +27,15 @@ impl Agent {
         };
         self.world.leases.release(&id);
         self.releases.spawn(async move {
-            if let Err(error) = containerd.delete_lease(&id).await {
-                debug!(%id, %error, "a lease is left until the next connection");
+            let deleted = containerd.delete_lease(&id).await;
+            if let Err(error) = &deleted {
+                debug!(%id, %error, "a lease could not be given up");
             }
-            let successor = None;
-            Released { id, successor }
+            Released {
+                id,
+                is_gone: deleted.is_ok(),
+                successor: None,
+            }
         });
     }
 
@@ -49,16 +55,31 @@ impl Agent {
             expires: now.wall.checked_add(length).ok(),
         };
         self.releases.spawn(async move {
-            let successor = match containerd.renew_lease(&id, &new).await {
-                Ok(()) => Some((new.id, image, now.monotonic + length)),
-                Err(error) => {
-                    debug!(%id, %error, "a lease could not be replaced");
-                    let _ = containerd.delete_lease(&id).await;
-                    let _ = containerd.delete_lease(&new.id).await;
-                    None
-                }
-            };
-            Released { id, successor }
+            let (mut is_gone, mut is_there) = (true, true);
+            if let Err(error) = containerd.renew_lease(&id, &new).await {
+                debug!(%id, %error, "a lease could not be replaced");
+                is_gone = containerd.delete_lease(&id).await.is_ok();
+                is_there = containerd.delete_lease(&new.id).await.is_err();
+            }
+            Released {
+                id,
+                is_gone,
+                successor: is_there.then(|| (new.id, image, now.monotonic + length)),
+            }
         });
+    }
+
+    /// Takes what came of it. What the runtime still has, or may have, is not forgotten: it would keep its downloads for a week.
+    pub(super) fn take_released(&mut self, released: Released) {
+        let leases = &mut self.world.leases;
+        if released.is_gone {
+            leases.released(&released.id);
+        } else {
+            let again = self.started.elapsed() + self.settings.timing.runtime_retry.most;
+            leases.not_released(&released.id, again);
+        }
+        if let Some((id, image, expires)) = released.successor {
+            leases.hold(id, image, expires);
+        }
     }
 }

@@ -34,15 +34,15 @@ use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
 use crate::decide::spread::{Spread, start_delay};
 use crate::decide::traffic::{Advance, Sight, Yielding};
-use crate::decide::world::{Outcome, Runtime, World};
+use crate::decide::world::{Ended, Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
 use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
 use keys::Sources;
 use leases::Released;
 use look::{Questions, questions};
-use pull::{Pull, Pulled, Step, Steps};
-use traffic::{Overlook, Subject};
+use pull::{Pull, Pulled, Step, Steps, Told};
+use traffic::{Attempt, Overlook, Subject};
 use watch::{Observed, Session, Watch};
 
 /// How often a report is made while pulls run: each one looks at every wanted image.
@@ -170,7 +170,7 @@ struct Agent {
     /// Leases that are being given up.
     releases: JoinSet<Released>,
     /// What the pulls tell.
-    steps: (Steps, mpsc::UnboundedReceiver<(ImageKey, Step)>),
+    steps: (Steps, mpsc::UnboundedReceiver<Told>),
     /// Which downloads to look at, and what was seen of them.
     subject: channel::Sender<Subject>,
     sight: channel::Receiver<Arc<Sight>>,
@@ -221,19 +221,15 @@ impl Agent {
                     Ok((key, pulled)) => self.take_pulled(&key, &pulled),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
                 },
-                Some(Ok(released)) = self.releases.join_next() => {
-                    self.world.leases.released(&released.id);
-                    if let Some((id, image, expires)) = released.successor {
-                        self.world.leases.hold(id, image, expires);
+                Some(Ok(released)) = self.releases.join_next() => self.take_released(released),
+                Some(Told { key, since, step }) = self.steps.1.recv() => {
+                    let now = self.now().monotonic;
+                    match step {
+                        _ if !self.world.is_under_way(&key, since) => {}
+                        Step::Asked => self.world.traffic.asked(&key, now),
+                        Step::Landed => self.world.landed(&key),
                     }
                 }
-                Some((key, step)) = self.steps.1.recv() => match step {
-                    Step::Asked => {
-                        let now = self.now().monotonic;
-                        self.world.traffic.asked(&key, now);
-                    }
-                    Step::Landed => self.world.landed(&key),
-                },
                 () = sleep_until(wake) => {}
             }
         }
@@ -308,13 +304,14 @@ impl Agent {
         let is_known = |known: &Arc<Session>| Arc::ptr_eq(known, &session);
         if !self.session.as_ref().is_some_and(is_known) {
             let now = self.now();
-            self.world.leases.found(session.leases.iter().map(|lease| {
+            let found = session.leases.iter().map(|lease| {
                 let left = lease.expires.map_or(Duration::ZERO, |expires| {
                     Duration::try_from(expires.duration_since(now.wall)).unwrap_or_default()
                 });
                 let image = lease.image.as_str().into();
                 (lease.id.clone(), image, now.monotonic + left)
-            }));
+            });
+            self.world.leases.found(found, &self.world.pulls);
         }
         self.session = Some(session);
     }
@@ -363,8 +360,9 @@ impl Agent {
         self.take_credentials(key, pulled);
         let outcome = pulled.outcome.clone();
         let timing = &self.settings.timing;
-        let news = self.world.ended(key, outcome, now, timing, fastrand::f64());
-        self.tell(key, pulled, took, &before);
+        let ended = self.world.ended(key, outcome, now, timing, fastrand::f64());
+        let Ended { outcome, news } = ended;
+        self.tell(key, &outcome, took, &before);
         if let Some(News { registry, held }) = news {
             if let Some((until, reason)) = held {
                 warn!(registry, %reason, %until, "the registry is left alone");
@@ -372,7 +370,7 @@ impl Agent {
                 info!(registry, "the registry answers again");
             }
         }
-        if pulled.outcome == Outcome::RuntimeLost {
+        if outcome == Outcome::RuntimeLost {
             self.look_now.notify_one();
         }
     }
@@ -439,14 +437,17 @@ impl Agent {
     /// Has the downloads looked at while there is something to pull.
     fn look_at(&mut self, more: bool) {
         let session = self.session.as_ref();
-        let leases = self
-            .world
-            .pulls
-            .keys()
-            .map(|key| (key.clone(), self.world.leases.of(key).0.into()));
+        let pulls = self.world.pulls.iter().map(|(key, pull)| {
+            let attempt = Attempt {
+                lease: self.world.leases.of(key).0.into(),
+                since: pull.since,
+                resumes: self.world.traffic.resumes(key),
+            };
+            (key.clone(), attempt)
+        });
         let subject = Subject {
             containerd: session.and_then(|session| session.containerd.clone()),
-            leases: leases.collect(),
+            pulls: pulls.collect(),
             kept: self.world.leases.idle(&self.world.pulls),
             more,
         };
@@ -488,6 +489,7 @@ impl Agent {
             lease,
             runtime: session.runtime.clone(),
             key: key.clone(),
+            since: now.monotonic,
             question,
             cancel: cancel.clone(),
             sources: Sources {

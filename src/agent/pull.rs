@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +26,8 @@ pub struct Pull {
     pub runtime: Runtime,
     /// The image's identity.
     pub key: ImageKey,
+    /// When it began.
+    pub since: Duration,
     /// How it is asked for.
     pub question: Question,
     /// Finished when nobody wants the image any more.
@@ -50,8 +53,19 @@ pub enum Step {
     Landed,
 }
 
+/// A step of a pull.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Told {
+    /// Its image.
+    pub key: ImageKey,
+    /// When the pull began: the image may be pulled again by the time that somebody listens.
+    pub since: Duration,
+    /// How far it is.
+    pub step: Step,
+}
+
 /// Where pulls tell how far they are.
-pub type Steps = mpsc::UnboundedSender<(ImageKey, Step)>;
+pub type Steps = mpsc::UnboundedSender<Told>;
 
 /// What came of a pull.
 #[derive(Debug)]
@@ -126,8 +140,7 @@ impl Pull {
             Ok(name) => name,
             Err(outcome) => return Pulled::after_reading(keys, outcome),
         };
-        // Nobody listens any more when the agent ends.
-        let _ = self.steps.send((self.key.clone(), Step::Landed));
+        self.tell(Step::Landed);
         let image = match looker.find(&self.key, &self.question).await {
             Ok(Some(image)) => image,
             // The runtime keeps it under a name of its own.
@@ -143,6 +156,12 @@ impl Pull {
             resolved: Some(name),
             ..Pulled::after_reading(keys, Outcome::Pulled(image))
         }
+    }
+
+    fn tell(&self, step: Step) {
+        let (key, since) = (self.key.clone(), self.since);
+        // Nobody listens any more when the agent ends.
+        let _ = self.steps.send(Told { key, since, step });
     }
 
     /// Tries one credential after the other, as the kubelet does. If a registry refuses what the
@@ -182,7 +201,7 @@ impl Pull {
 
     /// `None`: cancelled.
     async fn pull(&self, key: Option<&Named>) -> Option<Result<String, PullError>> {
-        let _ = self.steps.send((self.key.clone(), Step::Asked));
+        self.tell(Step::Asked);
         let auth = key.map(|key| Auth {
             username: &key.credential.username,
             password: &key.credential.password,

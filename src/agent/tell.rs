@@ -5,7 +5,6 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use super::Agent;
-use super::pull::Pulled;
 use crate::decide::desired::{Desired, ImageKey};
 use crate::decide::memory::Failed;
 use crate::decide::traffic::Yielding;
@@ -39,9 +38,9 @@ impl Agent {
 
     /// Counts what came of a pull, and says it. A failure that is like the one before is not said again, and neither is a refresh that
     /// found nothing new: nothing was pulled.
-    pub(super) fn tell(&self, key: &ImageKey, pulled: &Pulled, took: Duration, before: &Before) {
+    pub(super) fn tell(&self, key: &ImageKey, outcome: &Outcome, took: Duration, before: &Before) {
         let (metrics, seconds) = (&self.channels.metrics, took.as_secs_f64());
-        match &pulled.outcome {
+        match outcome {
             Outcome::Found(_) => {
                 debug!(image = %key, "the image is there already");
             }

@@ -79,7 +79,12 @@ impl Cluster {
             .map_err(|error| ConnectError::Credentials(Box::new(error)))
     }
 
-    fn with_config(mut config: Config, timing: &Timing, metrics: Metrics) -> kube::Result<Self> {
+    /// The same from a configuration.
+    pub(super) fn with_config(
+        mut config: Config,
+        timing: &Timing,
+        metrics: Metrics,
+    ) -> kube::Result<Self> {
         if let Some(proxy) = &config.proxy_url {
             let host = proxy.host();
             warn!(

@@ -147,7 +147,7 @@ where
             let mut together = Vec::with_capacity(chunk.len());
             let read = chunk
                 .into_iter()
-                .try_for_each(|event| self.read(event, &mut lists, &mut together));
+                .try_for_each(|event| self.read(event, opened, &mut lists, &mut together));
             if !together.is_empty() {
                 self.works();
                 events(together);
@@ -165,6 +165,7 @@ where
     fn read(
         &mut self,
         event: kube::Result<WatchEvent<K>>,
+        opened: Instant,
         lists: &mut bool,
         out: &mut Vec<Event<K>>,
     ) -> Result<(), CallError> {
@@ -193,6 +194,10 @@ where
                 }
                 if !*lists {
                     self.version = Some(mark.metadata.resource_version);
+                    // The only sign of life where nothing changes. One that comes at once may be all that comes of this watch.
+                    if opened.elapsed() >= self.cluster.timing().api_retry.first {
+                        self.works();
+                    }
                 }
             }
             // Whatever is wrong inside a watch, such as a version that is too old: a new list is right again.
@@ -263,4 +268,41 @@ where
 /// These answers mean the same with and without the parameter of a streamed list.
 const fn is_said_of_the_resource(code: u16) -> bool {
     matches!(code, 401 | 403 | 404 | 410 | 429)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::Config;
+
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    fn bookmark() -> WatchEvent<ConfigMap> {
+        let mark = serde_json::json!({
+            "type": "BOOKMARK",
+            "object": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": "7"}},
+        });
+        serde_json::from_value(mark).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_lasts_works_also_when_nothing_changes() {
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let timing = Timing::default();
+        let cluster = Cluster::with_config(config, &timing, Metrics::default()).unwrap();
+        let mut watch = Watch::<ConfigMap>::new(&cluster, Api::all(cluster.client()));
+        watch.trouble.begins("refused");
+        let opened = Instant::now();
+        let mut read = |lists: &mut bool| {
+            let read = watch.read(Ok(bookmark()), opened, lists, &mut Vec::new());
+            assert!(read.is_ok());
+            watch.trouble.wait(&timing.api_retry, 1.0)
+        };
+        assert!(!read(&mut false).is_zero(), "it may end at once");
+        tokio::time::advance(timing.api_retry.first).await;
+        assert!(!read(&mut true).is_zero(), "the list is not complete");
+        assert!(read(&mut false).is_zero());
+    }
 }

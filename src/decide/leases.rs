@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::desired::{Desired, ImageKey};
+use super::memory::Memory;
 use super::spread::hash;
 use super::timing::Timing;
 use super::world::{Answers, Pull};
@@ -25,8 +26,13 @@ struct Held {
     expires: Duration,
     /// When it is to be given up, as things stand.
     release: Option<Duration>,
+    /// Not to be given up or replaced before: that has just failed.
+    earliest: Duration,
     /// Its image is still to be pulled, and the next pull could outlast it.
     is_short: bool,
+    /// The pull that it was made for may not have ended well, although an image is there: a refresh was interrupted, or the image is for
+    /// another platform. The next attempt goes on from what it keeps.
+    outlasts_presence: bool,
 }
 
 /// Our leases, by their ids.
@@ -34,15 +40,23 @@ struct Held {
 pub struct Leases {
     held: BTreeMap<String, Held>,
     /// Those that are being given up. A pull under one would fail, so its image waits for the end of that.
-    releasing: BTreeMap<String, ImageKey>,
+    releasing: BTreeMap<String, Held>,
 }
 
 impl Leases {
-    /// These are all that the runtime has: their ids, their images, and when it may collect them.
-    pub fn found(&mut self, leases: impl IntoIterator<Item = (String, ImageKey, Duration)>) {
-        self.held.clear();
+    /// These are all that the runtime has: their ids, their images, and when it may collect them. Those of the pulls under way it has too,
+    /// or will have in a moment, and those that are being given up it will not.
+    pub fn found(
+        &mut self,
+        leases: impl IntoIterator<Item = (String, ImageKey, Duration)>,
+        pulls: &BTreeMap<ImageKey, Pull>,
+    ) {
+        self.held
+            .retain(|_, lease| pulls.contains_key(&lease.image));
         for (id, image, expires) in leases {
-            self.hold(id, image, expires);
+            if !self.releasing.contains_key(&id) {
+                self.hold(id, image, expires);
+            }
         }
     }
 
@@ -52,8 +66,28 @@ impl Leases {
             image,
             expires,
             release: None,
+            earliest: Duration::ZERO,
             is_short: false,
+            // What has made one that is found is not known.
+            outlasts_presence: true,
         });
+    }
+
+    /// A pull of this image begins. `is_present`: in place of one that is there.
+    pub(super) fn began(&mut self, image: &ImageKey, is_present: bool) {
+        self.all_of(image)
+            .for_each(|lease| lease.outlasts_presence = is_present);
+    }
+
+    /// A pull of this image has ended well: nothing is left to go on from.
+    pub(super) fn brought(&mut self, image: &ImageKey) {
+        self.all_of(image)
+            .for_each(|lease| lease.outlasts_presence = false);
+    }
+
+    fn all_of(&mut self, image: &ImageKey) -> impl Iterator<Item = &mut Held> {
+        let held = self.held.values_mut();
+        held.filter(move |lease| lease.image == *image)
     }
 
     /// The lease of an image: its id, and whether the runtime has it.
@@ -87,25 +121,39 @@ impl Leases {
             .map_or_else(|| format!("{id}{SECOND}"), str::to_owned)
     }
 
-    /// Says of each lease whether and when it is to be given up. Never while its pull runs.
+    /// Says of each lease whether and when it is to be given up. Never while its pull runs, and not while its image is missing or will be
+    /// asked for again from where an interrupted pull left it.
     pub(super) fn tend(
         &mut self,
         desired: &Desired,
         asked: &Answers,
+        memory: &BTreeMap<ImageKey, Memory>,
         pulls: &BTreeMap<ImageKey, Pull>,
         now: Duration,
         timing: &Timing,
     ) {
         for lease in self.held.values_mut() {
-            let is_present = asked.get(&lease.image).is_some_and(Option::is_some);
-            let is_wanted = desired.images.contains_key(&lease.image);
+            let wanted = desired.images.get(&lease.image);
+            let answer = asked.get(&lease.image);
+            let present = answer.and_then(Option::as_deref);
+            if answer.is_some() && present.is_none() {
+                // Whoever brings the missing image brings all that the lease keeps.
+                lease.outlasts_presence = false;
+            }
+            let is_pulled_again = present.is_some_and(|image| {
+                let memory = memory.get(&lease.image).zip(wanted);
+                let due = memory.and_then(|(memory, wanted)| memory.refresh.due(wanted.refresh));
+                image.foreign_platform.is_some() || due.is_some()
+            });
+            let is_needed = wanted.is_some()
+                && (present.is_none() || (lease.outlasts_presence && is_pulled_again));
             let is_idle = !pulls.contains_key(&lease.image);
             let ends = lease.expires < now + timing.lease_spare;
-            lease.is_short = is_idle && is_wanted && !is_present && ends;
-            lease.release = if !is_idle || (is_wanted && !is_present) {
+            lease.is_short = is_idle && is_needed && ends && now >= lease.earliest;
+            lease.release = if !is_idle || is_needed {
                 None
-            } else if is_present || ends {
-                Some(now)
+            } else if present.is_some() || ends {
+                Some(now.max(lease.earliest))
             } else {
                 lease.release.or(Some(now + timing.lease_kept))
             };
@@ -128,72 +176,33 @@ impl Leases {
     /// Giving this one up, or replacing it, has begun. Returns its image.
     pub fn release(&mut self, id: &str) -> Option<ImageKey> {
         let (id, lease) = self.held.remove_entry(id)?;
-        self.releasing.insert(id, lease.image.clone());
-        Some(lease.image)
+        let image = lease.image.clone();
+        self.releasing.insert(id, lease);
+        Some(image)
     }
 
-    /// Giving it up has ended.
+    /// It is gone.
     pub fn released(&mut self, id: &str) {
         self.releasing.remove(id);
     }
 
-    /// Whether a lease for this image is being given up.
+    /// It could not be given up. That is tried again, not before `earliest`.
+    pub fn not_released(&mut self, id: &str, earliest: Duration) {
+        if let Some((id, lease)) = self.releasing.remove_entry(id) {
+            self.held.entry(id).or_insert(Held { earliest, ..lease });
+        }
+    }
+
+    /// Whether a lease for this image is being given up, or is to be now: a pull that began meanwhile would lose it.
     #[must_use]
-    pub fn is_releasing(&self, image: &ImageKey) -> bool {
-        self.releasing.values().any(|releasing| releasing == image)
+    pub fn is_ending(&self, image: &ImageKey, now: Duration) -> bool {
+        let is_due = |lease: &Held| lease.release.is_some_and(|at| at <= now);
+        let mut held = self.held.values();
+        let mut releasing = self.releasing.values();
+        releasing.any(|lease| lease.image == *image)
+            || held.any(|lease| lease.image == *image && is_due(lease))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HOUR: Duration = Duration::from_hours(1);
-
-    fn leases(images: &[&str]) -> Leases {
-        let mut leases = Leases::default();
-        leases.found(images.iter().map(|image| {
-            let (id, image) = ((*image).to_owned(), ImageKey::from(*image));
-            (id, image, 100 * HOUR)
-        }));
-        leases
-    }
-
-    #[test]
-    fn what_is_being_given_up_is_held_no_more_and_blocks_its_image_until_it_is_gone() {
-        let mut leases = leases(&["a", "b"]);
-        leases.release("a");
-        assert!(leases.is_releasing(&"a".into()) && !leases.is_releasing(&"b".into()));
-        leases.released("a");
-        assert!(!leases.is_releasing(&"a".into()));
-        leases.release("gone");
-        assert!(leases.releasing.is_empty());
-    }
-
-    #[test]
-    fn an_image_has_two_leases_in_turns() {
-        let image = ImageKey::from("a");
-        let mut leases = Leases::default();
-        let (first, is_held) = leases.of(&image);
-        assert!(!is_held);
-        let second = Leases::successor(&first);
-        assert_eq!(Leases::successor(&second), first);
-        leases.hold(second.clone(), image.clone(), HOUR);
-        assert_eq!(leases.of(&image), (second, true));
-    }
-
-    #[test]
-    fn a_lease_that_is_there_keeps_its_end() {
-        let mut leases = leases(&["a"]);
-        leases.hold("a".into(), "a".into(), 200 * HOUR);
-        let (desired, timing) = (Desired::default(), Timing::default());
-        leases.tend(
-            &desired,
-            &Answers::new(),
-            &BTreeMap::new(),
-            77 * HOUR,
-            &timing,
-        );
-        assert_eq!(leases.due(77 * HOUR).0, ["a"]);
-    }
-}
+mod tests;

@@ -36,9 +36,9 @@ pub struct Download {
 pub struct Sight {
     /// Those of the own pulls.
     pub pulls: BTreeMap<ImageKey, Download>,
-    /// What own pulls have left that do not run now.
+    /// What own pulls may have left that do not run now. If it moves, somebody else goes on with it.
     pub kept: Vec<Ingest>,
-    /// All others, parts of interrupted ones among them. `None`: it is not known which these are.
+    /// All others, parts of interrupted ones among them. `None`: it is not known which of these and of what is kept are others'.
     pub others: Option<Vec<Ingest>>,
 }
 
@@ -60,6 +60,8 @@ struct Course {
     still_since: Duration,
     /// When it was last looked at. `None`: not yet.
     seen_at: Option<Duration>,
+    /// An earlier attempt has left something.
+    resumes: bool,
     /// Something has moved since the pull began.
     has_moved: bool,
     /// When it was first seen to wait for layers.
@@ -75,7 +77,7 @@ struct Course {
 struct Others {
     /// `None` until the first look.
     seen: Option<BTreeMap<String, Other>>,
-    /// When own pulls last had these: what is seen of them right afterwards was brought by these.
+    /// When own pulls that ran last had these: what is seen of them right afterwards was brought by these.
     ours: BTreeMap<String, Duration>,
     /// When others began to download without a pause, and when they were last seen to.
     busy: Option<(Duration, Duration)>,
@@ -87,7 +89,7 @@ struct Other {
     offset: u64,
     /// When it moved last, as far as that was seen.
     moved: Option<Duration>,
-    /// It may be what an interrupted download has left: it was there at the first look, or was an own pull's.
+    /// It may be what an interrupted download has left: it was there at the first look, or was or is kept for an own pull.
     may_be_left: bool,
 }
 
@@ -132,6 +134,7 @@ impl Traffic {
             latest: Download::default(),
             still_since: now,
             seen_at: None,
+            resumes,
             // Whatever a pull has that resumes nothing, it has brought itself.
             has_moved: !resumes,
             queued_at: None,
@@ -139,6 +142,12 @@ impl Traffic {
             told: (now, 0),
         };
         self.pulls.insert(key, course);
+    }
+
+    /// Whether a pull goes on with what an earlier attempt has left.
+    #[must_use]
+    pub fn resumes(&self, key: &ImageKey) -> bool {
+        self.pulls.get(key).is_some_and(|course| course.resumes)
     }
 
     /// The runtime is asked for the image now: what came before, such as reading credentials, is over.
@@ -163,10 +172,9 @@ impl Traffic {
         let own = sight.pulls.values().flat_map(|pull| &pull.ingests);
         let others = sight.others.iter().flatten();
         self.is_crowded = shared_slots && own.clone().chain(others).count() >= SLOTS;
-        let own = own.chain(&sight.kept);
         self.others.ours(own, now, timing);
         if let Some(others) = &sight.others {
-            self.others.saw(others, now, timing);
+            self.others.saw(&sight.kept, others, now, timing);
         }
         for (key, seen) in &sight.pulls {
             if let Some(course) = self.pulls.get_mut(key) {
@@ -284,8 +292,9 @@ impl Traffic {
 
 impl Course {
     fn saw(&mut self, seen: &Download, now: Duration, timing: &Timing) {
+        let before = self.seen_at.replace(now);
         // What moved while nobody looked is not known.
-        if let Some(before) = self.seen_at.replace(now)
+        if let Some(before) = before
             && now.saturating_sub(before) > timing.traffic_unseen
         {
             self.still_since = now;
@@ -309,11 +318,10 @@ impl Course {
         if !seen.ingests.is_empty() {
             self.queued_at.get_or_insert(now);
         }
-        // What an attempt finds at its beginning it has not brought.
-        let is_first = self.latest == Download::default() && !self.has_moved;
         if moved {
             self.still_since = now;
-            self.has_moved |= !is_first;
+            // What an attempt finds at its beginning it has not brought.
+            self.has_moved |= before.is_some();
         }
         self.latest = seen.clone();
     }
@@ -344,17 +352,21 @@ impl Others {
             .extend(own.map(|ingest| (ingest.name.clone(), now)));
     }
 
-    fn saw(&mut self, others: &[Ingest], now: Duration, timing: &Timing) {
+    fn saw(&mut self, kept: &[Ingest], others: &[Ingest], now: Duration, timing: &Timing) {
         let is_first = self.seen.is_none();
         let before = self.seen.take().unwrap_or_default();
         let mut is_busy = false;
         let mut seen = BTreeMap::new();
-        for ingest in others {
+        let kept = kept.iter().map(|ingest| (ingest, true));
+        let others = others.iter().map(|ingest| (ingest, is_first));
+        for (ingest, may_be_left) in kept.chain(others) {
             let is_ours = self.ours.contains_key(&ingest.name);
             let known = before.get(&ingest.name).filter(|_| !is_ours);
+            let may_be_left =
+                may_be_left || is_ours || known.is_some_and(|known| known.may_be_left);
             let moved = known.and_then(|known| {
                 // One that is new is believed when it is there at the next look too.
-                let is_confirmed = known.moved.is_none() && !known.may_be_left;
+                let is_confirmed = known.moved.is_none() && !may_be_left;
                 if ingest.offset > known.offset || is_confirmed {
                     Some(now)
                 } else {
@@ -365,7 +377,7 @@ impl Others {
             let other = Other {
                 offset: ingest.offset,
                 moved,
-                may_be_left: known.map_or(is_first || is_ours, |known| known.may_be_left),
+                may_be_left,
             };
             seen.insert(ingest.name.clone(), other);
         }

@@ -1,6 +1,7 @@
 //! The world of one node as decisions see it: what is wanted, what is there, what is under way, and
 //! what is remembered of each image.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,6 +101,15 @@ pub enum Outcome {
     Cancelled,
     /// No registry was asked: there is a limit for whoever asks with the credentials that were found.
     Limited,
+}
+
+/// What the end of a pull comes to.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Ended {
+    /// How it ended: one that was cancelled because it made no progress has failed.
+    pub outcome: Outcome,
+    /// The registry that is left alone from now on, or no more.
+    pub news: Option<News>,
 }
 
 /// The world of one node.
@@ -364,8 +374,8 @@ impl World {
                 pull.stalled = self.traffic.stalled(key, patience, now, timing);
             }
         }
-        self.leases
-            .tend(desired, &self.asked, &self.pulls, now, timing);
+        let (asked, memory, pulls) = (&self.asked, &self.memory, &self.pulls);
+        self.leases.tend(desired, asked, memory, pulls, now, timing);
     }
 
     /// From now on this is reported of how far the pulls are.
@@ -377,6 +387,7 @@ impl World {
     /// A pull was started. `resumes`: an earlier attempt has left something.
     pub fn started(&mut self, key: ImageKey, resumes: bool, now: Now) {
         self.traffic.began(key.clone(), resumes, now.monotonic);
+        self.leases.began(&key, self.image(&key).is_some());
         let is_refresh = self.is_ready(&key);
         self.pulls.insert(
             key,
@@ -389,6 +400,13 @@ impl World {
                 overtaken: Overtaken::default(),
             },
         );
+    }
+
+    /// Whether the pull of this image that began at this time is still under way. It may have ended, and another one have begun.
+    #[must_use]
+    pub fn is_under_way(&self, key: &ImageKey, since: Duration) -> bool {
+        let pull = self.pulls.get(key);
+        pull.is_some_and(|pull| pull.since == since)
     }
 
     /// A pull has brought its image, and will end in a moment.
@@ -405,7 +423,7 @@ impl World {
         }
     }
 
-    /// A pull ended. `chance` is a random number from 0 to 1. Returns the registry that is left alone from now on, or no more.
+    /// A pull ended. `chance` is a random number from 0 to 1.
     pub fn ended(
         &mut self,
         key: &ImageKey,
@@ -413,7 +431,7 @@ impl World {
         now: Now,
         timing: &Timing,
         chance: f64,
-    ) -> Option<News> {
+    ) -> Ended {
         let pull = self.pulls.remove(key);
         let is_unanswered = self.traffic.is_unanswered(key);
         self.traffic.ended(key);
@@ -429,18 +447,15 @@ impl World {
             }),
             (outcome, _) => outcome,
         };
-        let news = match &outcome {
-            // As after a refused connection: each pull would hold a slot for as long, whoever else waits for it.
-            Outcome::Failed(failed) if failed.reason == Reason::Stalled && is_unanswered => {
-                let failed = Failed {
-                    reason: Reason::RegistryUnavailable,
-                    message: failed.message.clone(),
-                };
-                let silent = Outcome::Failed(failed);
-                self.registry_heard(key, &silent, began, now, timing, chance)
-            }
-            outcome => self.registry_heard(key, outcome, began, now, timing, chance),
+        let heard = heard(&outcome, is_unanswered);
+        let news = self.registry_heard(key, &heard, began, now, timing, chance);
+        let ended = Ended {
+            news,
+            outcome: outcome.clone(),
         };
+        if matches!(outcome, Outcome::Pulled(_) | Outcome::Found(_)) {
+            self.leases.brought(key);
+        }
         if matches!(outcome, Outcome::Pulled(_) | Outcome::Failed(_)) && !overtaken.by_refresh {
             self.refreshes.asked(key);
         }
@@ -449,7 +464,7 @@ impl World {
             .known()
             .is_none_or(|desired| desired.images.contains_key(key));
         if !wanted {
-            return news;
+            return ended;
         }
         let is_there = self.is_ready(key);
         match outcome {
@@ -513,7 +528,7 @@ impl World {
         {
             memory.asked_as = None;
         }
-        news
+        ended
     }
 
     /// What the end of a pull says of the image's registry.
@@ -565,5 +580,19 @@ impl World {
     pub fn is_ready(&self, key: &ImageKey) -> bool {
         let image = self.image(key);
         image.is_some_and(|image| image.foreign_platform.is_none())
+    }
+}
+
+/// What the end of a pull says of its registry. One that has not answered at all counts as one that refused: each pull would hold a
+/// slot for as long, whoever else waits for it.
+fn heard(outcome: &Outcome, is_unanswered: bool) -> Cow<'_, Outcome> {
+    match outcome {
+        Outcome::Failed(failed) if failed.reason == Reason::Stalled && is_unanswered => {
+            Cow::Owned(Outcome::Failed(Failed {
+                reason: Reason::RegistryUnavailable,
+                message: failed.message.clone(),
+            }))
+        }
+        outcome => Cow::Borrowed(outcome),
     }
 }

@@ -24,6 +24,9 @@ const MAX_MANIFEST_BYTES: i64 = 8 << 20;
 /// indexes, never layers.
 const REFERS: &str = "containerd.io/gc.ref.content";
 
+/// How a lease calls the downloads that it keeps.
+const INGESTS: &str = "ingests";
+
 /// How far a pull is.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Progress {
@@ -112,6 +115,13 @@ impl Containerd {
             .collect())
     }
 
+    /// The names of the downloads that this lease keeps, under way or interrupted. None of one that is not there.
+    pub async fn ingests_of(&self, lease: &str) -> Result<BTreeSet<String>, RuntimeError> {
+        let resources = self.resources(lease).await?.into_iter();
+        let ingests = resources.filter(|resource| resource.r#type == INGESTS);
+        Ok(ingests.map(|resource| resource.id).collect())
+    }
+
     /// Follows the pull that runs under this lease.
     #[must_use]
     pub fn progress(&self, lease: &str) -> PullProgress {
@@ -136,7 +146,7 @@ impl PullProgress {
         for resource in resources {
             match resource.r#type.as_str() {
                 "content" => drop(complete.insert(resource.id)),
-                "ingests" => drop(refs.insert(resource.id)),
+                INGESTS => drop(refs.insert(resource.id)),
                 _ => snapshots += 1,
             }
         }

@@ -31,11 +31,26 @@ pub struct Agent {
     pub reports: watch::Receiver<Option<Arc<NodeImageCacheStatus>>>,
     pub stop: CancellationToken,
     pub task: JoinHandle<Result<(), JoinError>>,
+    pub metrics: Metrics,
+}
+
+/// What the agent does by itself.
+pub fn settings(endpoint: Endpoint, timing: &Timing) -> Settings {
+    Settings {
+        endpoint,
+        max_parallel_pulls: 2,
+        yield_to_pods: true,
+        timing: *timing,
+    }
 }
 
 impl Agent {
     pub fn start(endpoint: Endpoint, timing: &Timing) -> Self {
-        Self::start_with(endpoint, timing, |_| {})
+        Self::with(settings(endpoint, timing))
+    }
+
+    pub fn with(settings: Settings) -> Self {
+        Self::with_channels(settings, |_| {})
     }
 
     /// The same with other channels than those of a lone machine without credentials.
@@ -44,15 +59,14 @@ impl Agent {
         timing: &Timing,
         with: impl FnOnce(&mut Channels),
     ) -> Self {
+        Self::with_channels(settings(endpoint, timing), with)
+    }
+
+    fn with_channels(settings: Settings, with: impl FnOnce(&mut Channels)) -> Self {
         let (inputs, told) = watch::channel(Inputs::default());
         let (reports, reported) = watch::channel(None);
         let stop = CancellationToken::new();
-        let settings = Settings {
-            endpoint,
-            max_parallel_pulls: 2,
-            yield_to_pods: true,
-            timing: *timing,
-        };
+        let metrics = Metrics::default();
         let mut channels = Channels {
             spread: watch::channel(SPREAD).1,
             inputs: told,
@@ -62,7 +76,7 @@ impl Agent {
             secrets: Arc::new(NoCluster),
             node: Arc::default(),
             awaited: watch::channel(BTreeSet::new()).0,
-            metrics: Metrics::default(),
+            metrics: metrics.clone(),
         };
         with(&mut channels);
         let task = tokio::spawn(agent::run(settings, channels, stop.clone()));
@@ -71,7 +85,17 @@ impl Agent {
             reports: reported,
             stop,
             task,
+            metrics,
         }
+    }
+
+    /// How many pulls have ended with this result.
+    pub fn pulls(&self, result: &str) -> u64 {
+        let name = format!("imagecache_pulls_total{{result={result:?}}} ");
+        let metrics = self.metrics.text().unwrap();
+        let mut lines = metrics.lines();
+        let count = lines.find_map(|line| line.strip_prefix(&name));
+        count.map_or(0, |count| count.parse().unwrap())
     }
 
     /// Each object by its name and priority, with its images.

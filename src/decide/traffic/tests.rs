@@ -25,12 +25,22 @@ fn download(complete: usize, snapshots: usize, offsets: &[(&str, u64)]) -> Downl
 }
 
 fn saw(traffic: &mut Traffic, at: u64, pulls: &[(&str, Download)], others: &[(&str, u64)]) {
+    saw_kept(traffic, at, pulls, &[], others);
+}
+
+fn saw_kept(
+    traffic: &mut Traffic,
+    at: u64,
+    pulls: &[(&str, Download)],
+    kept: &[(&str, u64)],
+    others: &[(&str, u64)],
+) {
     let pulls = pulls
         .iter()
         .map(|(key, pull)| ((*key).into(), pull.clone()));
     let sight = Sight {
         pulls: pulls.collect(),
-        kept: Vec::new(),
+        kept: ingests(kept),
         others: Some(ingests(others)),
     };
     traffic.saw(&sight, true, seconds(at), &Timing::default());
@@ -139,6 +149,18 @@ fn what_an_attempt_finds_complete_is_not_taken_for_its_own_unpacking() {
 }
 
 #[test]
+fn what_comes_after_the_first_look_an_attempt_has_brought_itself() {
+    let mut traffic = Traffic::default();
+    // What an earlier one left was thrown away.
+    traffic.began("a".into(), true, seconds(0));
+    saw(&mut traffic, 1, &[("a", Download::default())], &[]);
+    for at in 2..100 {
+        saw(&mut traffic, at, &[("a", download(4, 1, &[]))], &[]);
+        assert!(!is_stalled(&traffic, "a", at), "it unpacks: {at}");
+    }
+}
+
+#[test]
 fn on_shared_slots_whoever_came_first_is_stalled_and_the_next_one_waits() {
     let mut traffic = Traffic::default();
     traffic.began("big".into(), false, seconds(0));
@@ -229,6 +251,37 @@ fn what_own_pulls_have_left_is_not_taken_for_the_work_of_others() {
     assert_eq!(traffic.yielding(seconds(9), &timing), Yielding::No);
     saw(&mut traffic, 10, &[], &[("1", 3)]);
     assert_eq!(traffic.yielding(seconds(10), &timing), Yielding::Wholly);
+}
+
+#[test]
+fn whoever_goes_on_with_what_an_own_pull_has_left_is_somebody_else() {
+    let timing = Timing::default();
+    let yielding = |traffic: &Traffic, at| traffic.yielding(seconds(at), &timing);
+    let mut traffic = Traffic::default();
+    traffic.began("a".into(), false, seconds(0));
+    traffic.began("b".into(), false, seconds(0));
+    let b = |at| ("b", download(2, 0, &[("2", at)]));
+    let a = ("a", download(2, 0, &[("1", 1)]));
+    saw(&mut traffic, 1, &[a, b(1)], &[]);
+    traffic.ended(&"a".into());
+    // It stands still, however long, and whether or not its lease is there.
+    for at in 2..20 {
+        saw_kept(&mut traffic, at, &[b(at)], &[("1", 2)], &[]);
+        assert_eq!(yielding(&traffic, at), Yielding::No, "{at}");
+    }
+    saw(&mut traffic, 20, &[b(20)], &[("1", 2)]);
+    saw_kept(&mut traffic, 21, &[b(21)], &[("1", 2)], &[]);
+    assert_eq!(yielding(&traffic, 21), Yielding::No);
+    // A pod wants the same layer.
+    saw_kept(&mut traffic, 22, &[b(22)], &[("1", 3)], &[]);
+    assert_eq!(yielding(&traffic, 22), Yielding::Wholly);
+    // Once the own pull goes on with it, it is its own.
+    traffic.began("a".into(), true, seconds(30));
+    for at in 30..40 {
+        let a = ("a", download(2, 0, &[("1", at)]));
+        saw(&mut traffic, at, &[a, b(at)], &[]);
+        assert_eq!(yielding(&traffic, at), Yielding::No, "{at}");
+    }
 }
 
 #[test]
