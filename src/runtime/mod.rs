@@ -25,7 +25,8 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use error::{PullError, RuntimeError, Unavailable};
 pub use events::{ImageChange, ImageEvent, ImageEvents};
 pub use images::{
-    Auth, Container, Image, ImageFilesystem, Platform, Runtime, RuntimeCondition, Version,
+    Auth, Container, Described, Image, ImageFilesystem, Platform, Runtime, RuntimeCondition,
+    Version,
 };
 pub use lock::{LockError, SocketLock, lock};
 pub use progress::{Download, Ingest, Progress, PullProgress};
