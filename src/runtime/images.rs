@@ -287,16 +287,22 @@ impl Runtime {
         action: &'static str,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, RuntimeError> {
-        match tokio::time::timeout(self.call_timeout, answer).await {
+        self.call_within(self.call_timeout, action, answer).await
+    }
+
+    /// The same, for what takes longer than an answer.
+    pub(super) async fn call_within<T>(
+        &self,
+        limit: Duration,
+        action: &'static str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, RuntimeError> {
+        match tokio::time::timeout(limit, answer).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => Err(RuntimeError::from_status(&self.endpoint, action, &status)),
             Err(_) => {
                 let path = self.endpoint.path().to_owned();
-                Err(Unavailable::Silent {
-                    path,
-                    after: self.call_timeout,
-                }
-                .into())
+                Err(Unavailable::Silent { path, after: limit }.into())
             }
         }
     }

@@ -14,8 +14,10 @@ mod error;
 mod events;
 mod images;
 mod lock;
+mod marks;
 mod progress;
 mod proto;
+mod records;
 mod text;
 
 pub use classify::classify;
@@ -29,4 +31,6 @@ pub use images::{
     Version,
 };
 pub use lock::{LockError, SocketLock, lock};
+pub use marks::Marks;
 pub use progress::{Download, Ingest, Progress, PullProgress};
+pub use records::IdRecord;
