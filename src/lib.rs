@@ -5,7 +5,7 @@
 //! | room | holds |
 //! |---|---|
 //! | [`api`] | the two resources, their reasons and conditions |
-//! | [`image`] | image references |
+//! | [`image`] | image references, and a number for each name |
 //! | [`credentials`] | registry credentials, found as the kubelet finds them |
 //! | [`decide`] | pure functions: what is wanted, what to do now, what to report |
 //! | [`runtime`] | the node's container runtime, over its socket |

@@ -60,9 +60,12 @@ fn kustomization(components: &[&str]) -> TempDir {
 
 #[test]
 fn the_image_has_the_version_of_the_package() {
-    let base = fs::read_to_string(Path::new(MANIFESTS).join("base/kustomization.yaml")).unwrap();
     let tag = concat!("newTag: ", env!("CARGO_PKG_VERSION"), "\n");
-    assert!(base.contains(tag), "{base}");
+    for folder in ["base", "cleanup"] {
+        let path = Path::new(MANIFESTS).join(folder).join("kustomization.yaml");
+        let file = fs::read_to_string(path).unwrap();
+        assert!(file.contains(tag), "{folder}: {file}");
+    }
 }
 
 #[tokio::test]
@@ -184,6 +187,49 @@ async fn the_components_for_the_nodes_credentials_mount_folders_of_their_own_and
         ];
         assert_eq!(variables, BTreeMap::from(expected));
     }
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn the_cleanup_runs_where_the_agent_ran_and_asks_the_api_server_for_nothing() {
+    let cluster = cluster().await;
+    let path = format!("{MANIFESTS}/cleanup");
+    let apply = ["apply", "--warnings-as-errors", "-k", &path];
+    let said = cluster.kubectl(&apply).await.unwrap();
+    assert_eq!(said, "daemonset.apps/imagecache-cleanup created\n");
+
+    let sets = Api::<DaemonSet>::namespaced(cluster.client(), "imagecache-system");
+    let pod = async |name: &str| {
+        let set = sets.get(name).await.unwrap();
+        set.spec.unwrap().template.spec.unwrap()
+    };
+    let (agent, cleanup) = (
+        pod("imagecache-agent").await,
+        pod("imagecache-cleanup").await,
+    );
+    assert_eq!(cleanup.automount_service_account_token, Some(false));
+    assert_eq!(cleanup.service_account_name, None);
+    assert_eq!(cleanup.node_selector, agent.node_selector);
+    assert_eq!(cleanup.tolerations, agent.tolerations);
+    assert_eq!(cleanup.priority_class_name, agent.priority_class_name);
+    assert_eq!(cleanup.host_network, agent.host_network);
+    assert_eq!(cleanup.security_context, agent.security_context);
+    assert_eq!(cleanup.volumes, agent.volumes);
+    let serves = agent.containers.first().unwrap();
+    let endpoint = serves.args.as_ref().unwrap().get(1).unwrap().as_str();
+    let init = cleanup.init_containers.unwrap_or_default();
+    let all: Vec<_> = init.iter().chain(&cleanup.containers).collect();
+    for container in &all {
+        assert_eq!(container.image, serves.image);
+        assert_eq!(container.security_context, serves.security_context);
+        assert_eq!(container.volume_mounts, serves.volume_mounts);
+        assert_eq!(container.resources, serves.resources);
+        assert_eq!(container.env, None);
+    }
+    let arguments: Vec<_> = all.into_iter().flat_map(|all| all.args.iter()).collect();
+    let first = ["cleanup", endpoint];
+    let then = ["cleanup", endpoint, "--stay"];
+    assert_eq!(arguments, [&first[..], &then[..]]);
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use super::platform;
 use crate::decide::desired::ImageKey;
 use crate::decide::{Answers, Desired, PresentImage};
 use crate::image::Reference;
-use crate::runtime::{Image, Platform, Runtime, RuntimeError};
+use crate::runtime::{Described, Image, Runtime, RuntimeError};
 
 /// A wanted image, as the runtime can be asked for it.
 #[derive(Clone, Debug)]
@@ -108,20 +108,21 @@ impl Looker {
         if found.is_none() && !self.full_names {
             found = self.describe(&question.reference.pull_form()).await?;
         }
-        Ok(found.map(|(image, platform)| {
-            present_image(key, image, platform::foreign(platform.as_ref()))
+        Ok(found.map(|found| {
+            present_image(key, found.image, platform::foreign(found.platform.as_ref()))
         }))
     }
 
-    async fn describe(
-        &self,
-        name: &str,
-    ) -> Result<Option<(Image, Option<Platform>)>, RuntimeError> {
+    async fn describe(&self, name: &str) -> Result<Option<Described>, RuntimeError> {
         match self.runtime.describe(name).await {
             Err(RuntimeError::Failed { message, .. }) => {
                 debug!(error = message, "the runtime could not describe an image");
                 let image = self.runtime.image(name).await?;
-                Ok(image.map(|image| (image, None)))
+                Ok(image.map(|image| Described {
+                    image,
+                    platform: None,
+                    chain_id: None,
+                }))
             }
             described => described,
         }

@@ -7,19 +7,42 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use jiff::SignedDuration;
 
-use super::UsageError;
+use super::{UsageError, say};
 use crate::credentials::{DockerFiles, NodeCredentials, NodeCredentialsError};
 use crate::decide::Timing;
-use crate::runtime::Endpoint;
+use crate::runtime::{Endpoint, NothingFound, discover};
 use crate::telemetry::logs::{self, Format, Level};
 
-/// How this machine's container runtime is used.
+/// Where this machine's container runtime is.
 #[derive(Args, Clone, Debug)]
-pub struct RuntimeFlags {
+pub struct EndpointFlags {
     /// The runtime's socket, such as unix:///run/containerd/containerd.sock. Without it, the well-known sockets of
     /// containerd, CRI-O, cri-dockerd, k3s, k0s and MicroK8s are tried.
     #[arg(long, env = "IMAGECACHE_RUNTIME_ENDPOINT", value_name = "SOCKET")]
     pub runtime_endpoint: Option<Endpoint>,
+}
+
+impl EndpointFlags {
+    /// The socket that is named, or else the first of the well-known ones that answers now, which is told.
+    pub async fn find(&self, call_timeout: Duration) -> Result<Endpoint, NothingFound> {
+        if let Some(endpoint) = &self.runtime_endpoint {
+            return Ok(endpoint.clone());
+        }
+        let found = discover(call_timeout).await?;
+        let (version, endpoint) = (found.version, found.runtime.endpoint());
+        say(&format!(
+            "using {} {} at {endpoint}",
+            version.name, version.version
+        ));
+        Ok(endpoint.clone())
+    }
+}
+
+/// How this machine's container runtime is used.
+#[derive(Args, Clone, Debug)]
+pub struct RuntimeFlags {
+    #[command(flatten)]
+    pub(super) endpoint: EndpointFlags,
 
     /// Pulls that run at the same time. A runtime shares its few download slots with the pods that start.
     #[arg(

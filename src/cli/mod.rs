@@ -12,6 +12,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
+pub mod cleanup;
 pub mod crd;
 pub mod flags;
 pub mod pull;
@@ -29,6 +30,7 @@ pub struct Cli {
 enum Command {
     Run(run::Flags),
     Pull(pull::Flags),
+    Cleanup(cleanup::Flags),
     Crd(crd::Flags),
 }
 
@@ -53,6 +55,7 @@ impl Cli {
         let result = match &self.command {
             Command::Run(flags) => run::run(flags),
             Command::Pull(flags) => pull::run(flags),
+            Command::Cleanup(flags) => cleanup::run(flags),
             Command::Crd(flags) => crd::run(flags),
         };
         result.unwrap_or_else(|error| {

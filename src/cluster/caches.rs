@@ -12,8 +12,8 @@ use tracing::warn;
 
 use super::watch::Event;
 use crate::api::{ImageCache, ImageCacheSpec, REFRESH};
-use crate::decide::spread::hash;
 use crate::decide::{Cache, CacheName, Caches, Known};
+use crate::image::hash;
 
 /// An `ImageCache` as it comes: whatever its spec holds it can be read, and its status, which may be larger than all the rest, is
 /// passed over.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::desired::{Desired, ImageKey};
 use super::memory::Memory;
-use super::spread::hash;
 use super::timing::Timing;
 use super::world::{Answers, Pull};
+use crate::image::hash;
 
 /// The id of an image's first lease: the same in this process and the next. Two images that share one, by a chance of one in 2^64,
 /// would share their downloads too.

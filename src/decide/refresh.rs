@@ -8,8 +8,8 @@ use jiff::Timestamp;
 
 use super::desired::{Desired, ImageKey};
 use super::memory::Failed;
-use super::spread::hash;
 use crate::api::NodeImageCacheStatus;
+use crate::image::hash;
 
 /// When an image was last asked for, and when it is to be asked for again.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]

@@ -1,8 +1,9 @@
-//! A number that is made from names: the same in every process, and spread evenly over all nodes and images.
+//! How nodes spread over time what they all do: each waits another time than the others, and always the same.
 
 use std::time::Duration;
 
 use super::desired::ImageKey;
+use crate::image::hash;
 
 /// How the node shares registries and the API server with all the others.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -11,14 +12,6 @@ pub struct Spread {
     pub start_within: Duration,
     /// How often it is reported how far pulls are.
     pub progress: Duration,
-}
-
-/// FNV-1a: what the standard library hashes with may change with its version.
-#[must_use]
-pub fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 /// How long this node waits after a change, so that not all nodes ask the registries at once: from zero to `within`.

@@ -208,7 +208,10 @@ pub(super) fn namespaced<T>(message: T) -> Request<T> {
 }
 
 /// What is wanted is the case already.
-fn or<T>(already: Code, answer: Result<Response<T>, Status>) -> Result<Response<()>, Status> {
+pub(super) fn or<T>(
+    already: Code,
+    answer: Result<Response<T>, Status>,
+) -> Result<Response<()>, Status> {
     match answer {
         Err(status) if status.code() != already => Err(status),
         _ => Ok(Response::new(())),

@@ -69,6 +69,18 @@ pub struct Image {
     pub pinned: bool,
 }
 
+/// An image, and what the runtime tells of it only when it is asked for more.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Described {
+    /// The image.
+    pub image: Image,
+    /// What it runs on, if the runtime tells.
+    pub platform: Option<Platform>,
+    /// The name of the snapshot that has all its layers, as in `sha256:…`. Only containerd
+    /// tells, and an image without layers has none.
+    pub chain_id: Option<String>,
+}
+
 /// What an image runs on.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
 pub struct Platform {
@@ -172,21 +184,18 @@ impl Runtime {
         Ok(self.ask(reference, false).await?.image.map(Into::into))
     }
 
-    /// The same, with what the image runs on, if the runtime tells.
-    pub async fn describe(
-        &self,
-        reference: &str,
-    ) -> Result<Option<(Image, Option<Platform>)>, RuntimeError> {
+    /// The same, with all that the runtime tells.
+    pub async fn describe(&self, reference: &str) -> Result<Option<Described>, RuntimeError> {
         let answer = self.ask(reference, true).await?;
-        let platform = answer.info.get("info").and_then(|text| platform(text));
-        Ok(answer.image.map(|image| (image.into(), platform)))
+        let text = answer.info.get("info").map_or("", String::as_str);
+        Ok(answer.image.map(|image| describe(image.into(), text)))
     }
 
     /// What the image of this fully qualified reference runs on. `None` when it is not there, or
     /// when the runtime does not tell.
     pub async fn platform(&self, reference: &str) -> Result<Option<Platform>, RuntimeError> {
         let described = self.describe(reference).await?;
-        Ok(described.and_then(|(_, platform)| platform))
+        Ok(described.and_then(|described| described.platform))
     }
 
     /// Pulls an image with nobody's rights: see [`Self::pull_as`].
@@ -278,16 +287,22 @@ impl Runtime {
         action: &'static str,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, RuntimeError> {
-        match tokio::time::timeout(self.call_timeout, answer).await {
+        self.call_within(self.call_timeout, action, answer).await
+    }
+
+    /// The same, for what takes longer than an answer.
+    pub(super) async fn call_within<T>(
+        &self,
+        limit: Duration,
+        action: &'static str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, RuntimeError> {
+        match tokio::time::timeout(limit, answer).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => Err(RuntimeError::from_status(&self.endpoint, action, &status)),
             Err(_) => {
                 let path = self.endpoint.path().to_owned();
-                Err(Unavailable::Silent {
-                    path,
-                    after: self.call_timeout,
-                }
-                .into())
+                Err(Unavailable::Silent { path, after: limit }.into())
             }
         }
     }
@@ -316,14 +331,24 @@ fn spec(reference: &str) -> Option<cri::ImageSpec> {
 }
 
 /// containerd and CRI-O put the image's configuration into a JSON text of their own.
-fn platform(text: &str) -> Option<Platform> {
-    #[derive(Deserialize)]
+fn describe(image: Image, text: &str) -> Described {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
     struct Verbose {
+        #[serde(rename = "chainID")]
+        chain_id: String,
+        // An artifact may have none.
         #[serde(rename = "imageSpec")]
-        image: Platform,
+        spec: serde_json::Value,
     }
-    let platform = serde_json::from_str::<Verbose>(text).ok()?.image;
-    (!platform.os.is_empty() && !platform.architecture.is_empty()).then_some(platform)
+    let verbose: Verbose = serde_json::from_str(text).unwrap_or_default();
+    let platform = Platform::deserialize(verbose.spec).ok();
+    Described {
+        image,
+        platform: platform
+            .filter(|platform| !platform.os.is_empty() && !platform.architecture.is_empty()),
+        chain_id: Some(verbose.chain_id).filter(|id| !id.is_empty()),
+    }
 }
 
 impl From<cri::Image> for Image {
@@ -379,29 +404,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_platform_is_read_from_what_the_runtime_tells_and_from_nothing_else() {
+    fn platform_and_chain_id_are_read_from_what_the_runtime_tells_and_from_nothing_else() {
+        let image = || Image::from(cri::Image::default());
         let linux = |architecture: &str| {
             Some(Platform {
                 os: "linux".to_owned(),
                 architecture: architecture.to_owned(),
             })
         };
-        for (text, expected) in [
+        for (text, platform, chain_id) in [
             (
                 r#"{"chainID":"sha256:0","imageSpec":{"os":"linux","architecture":"arm64","config":{}}}"#,
                 linux("arm64"),
+                Some("sha256:0"),
             ),
             (
                 r#"{"labels":{},"imageSpec":{"architecture":"amd64","os":"linux"}}"#,
                 linux("amd64"),
+                None,
             ),
-            (r#"{"imageSpec":{"os":"linux","architecture":""}}"#, None),
-            (r#"{"imageSpec":{"os":"linux"}}"#, None),
-            (r#"{"chainID":""}"#, None),
-            ("", None),
-            ("not JSON", None),
+            (
+                r#"{"chainID":"sha256:0","imageSpec":{"os":"linux","architecture":""}}"#,
+                None,
+                Some("sha256:0"),
+            ),
+            (
+                r#"{"chainID":"sha256:0","imageSpec":{"os":"linux"}}"#,
+                None,
+                Some("sha256:0"),
+            ),
+            (
+                r#"{"chainID":"sha256:0","imageSpec":null}"#,
+                None,
+                Some("sha256:0"),
+            ),
+            (r#"{"chainID":"sha256:0"}"#, None, Some("sha256:0")),
+            (r#"{"chainID":""}"#, None, None),
+            ("", None, None),
+            ("not JSON", None, None),
         ] {
-            assert_eq!(platform(text), expected, "{text}");
+            let expected = Described {
+                image: image(),
+                platform,
+                chain_id: chain_id.map(str::to_owned),
+            };
+            assert_eq!(describe(image(), text), expected, "{text}");
         }
     }
 }

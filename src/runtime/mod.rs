@@ -14,8 +14,10 @@ mod error;
 mod events;
 mod images;
 mod lock;
+mod marks;
 mod progress;
 mod proto;
+mod records;
 mod text;
 
 pub use classify::classify;
@@ -25,7 +27,10 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use error::{PullError, RuntimeError, Unavailable};
 pub use events::{ImageChange, ImageEvent, ImageEvents};
 pub use images::{
-    Auth, Container, Image, ImageFilesystem, Platform, Runtime, RuntimeCondition, Version,
+    Auth, Container, Described, Image, ImageFilesystem, Platform, Runtime, RuntimeCondition,
+    Version,
 };
 pub use lock::{LockError, SocketLock, lock};
+pub use marks::Marks;
 pub use progress::{Download, Ingest, Progress, PullProgress};
+pub use records::IdRecord;

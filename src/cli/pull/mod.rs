@@ -28,7 +28,7 @@ use crate::credentials::{DockerFiles, NoCluster, NodeCredentials};
 use crate::decide::spread::Spread;
 use crate::decide::world::Runtime;
 use crate::decide::{Caches, Inputs, Known, Node, desired};
-use crate::runtime::{Endpoint, discover};
+use crate::runtime::Endpoint;
 use crate::telemetry::logs::Level;
 use crate::telemetry::metrics::Metrics;
 use documents::Source;
@@ -203,22 +203,10 @@ async fn pull(
         say("no list of these ImageCaches selects this machine: see --label");
         return print(flags.output, &unasked, &End::Over);
     }
-    let endpoint = endpoint(&flags.runtime).await?;
+    let call_timeout = flags.runtime.timing().runtime_call;
+    let endpoint = flags.runtime.endpoint.find(call_timeout).await?;
     let (status, end) = work(flags, inputs, credentials, unasked, endpoint).await?;
     print(flags.output, &status, &end)
-}
-
-async fn endpoint(flags: &RuntimeFlags) -> anyhow::Result<Endpoint> {
-    if let Some(endpoint) = &flags.runtime_endpoint {
-        return Ok(endpoint.clone());
-    }
-    let found = discover(flags.timing().runtime_call).await?;
-    let (version, endpoint) = (found.version, found.runtime.endpoint());
-    say(&format!(
-        "using {} {} at {endpoint}",
-        version.name, version.version
-    ));
-    Ok(endpoint.clone())
 }
 
 /// Runs the agent until nothing more can come of it, and shows how far it is.

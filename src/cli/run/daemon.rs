@@ -293,7 +293,7 @@ async fn endpoint(
     runtime: &watch::Sender<Runtime>,
     stop: &CancellationToken,
 ) -> Option<Endpoint> {
-    if let Some(endpoint) = &flags.runtime_endpoint {
+    if let Some(endpoint) = &flags.endpoint.runtime_endpoint {
         return Some(endpoint.clone());
     }
     let timing = flags.timing();

@@ -10,6 +10,8 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const EMPTY: &str = "application/vnd.oci.empty.v1+json";
+const BYTES: &str = "application/octet-stream";
 
 /// What an image shall be. The same specification always gives the same digests.
 #[derive(Clone, Debug)]
@@ -18,6 +20,7 @@ pub struct ImageSpec {
     entrypoint: Vec<String>,
     user: String,
     architecture: String,
+    artifact: bool,
     indexed: Option<Vec<ImageSpec>>,
 }
 
@@ -63,6 +66,7 @@ impl ImageSpec {
             entrypoint: Vec::new(),
             user: String::new(),
             architecture: architecture().to_owned(),
+            artifact: false,
             indexed: None,
         }
     }
@@ -71,6 +75,15 @@ impl ImageSpec {
     #[must_use]
     pub fn small(seed: u64) -> Self {
         Self::scratch().layer(seed, 1_000)
+    }
+
+    /// Something that is no image, with 1,000 random bytes. Its configuration is the empty one, which all such have in common.
+    #[must_use]
+    pub fn artifact(seed: u64) -> Self {
+        Self {
+            artifact: true,
+            ..Self::small(seed)
+        }
     }
 
     /// One that runs: busybox, which does nothing for ever.
@@ -175,6 +188,11 @@ impl ImageSpec {
     }
 
     fn write(&self, content: &mut Content) -> Result<()> {
+        let (layer_type, config_type) = if self.artifact {
+            (BYTES, EMPTY)
+        } else {
+            (LAYER, CONFIG)
+        };
         let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
         for layer in &self.layers {
             let tar = layer.tar()?;
@@ -183,17 +201,21 @@ impl ImageSpec {
                 Layer::Bytes(_) => tar,
                 _ => gzip(&tar)?,
             };
-            let blob = Blob::new(LAYER, bytes);
+            let blob = Blob::new(layer_type, bytes);
             layers.push(blob.descriptor());
             content.blobs.push(blob);
         }
-        let config = json!({
-            "architecture": self.architecture,
-            "os": "linux",
-            "config": {"User": self.user, "Entrypoint": self.entrypoint},
-            "rootfs": {"type": "layers", "diff_ids": diff_ids},
-        });
-        let config = Blob::new(CONFIG, serde_json::to_vec(&config)?);
+        let config = if self.artifact {
+            json!({})
+        } else {
+            json!({
+                "architecture": self.architecture,
+                "os": "linux",
+                "config": {"User": self.user, "Entrypoint": self.entrypoint},
+                "rootfs": {"type": "layers", "diff_ids": diff_ids},
+            })
+        };
+        let config = Blob::new(config_type, serde_json::to_vec(&config)?);
         let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config.descriptor(), "layers": layers});
         content.blobs.push(config);
         content
