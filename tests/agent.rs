@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use imagecache_agent::api::condition::find;
 use imagecache_agent::api::{
     CredentialProblem, ImageCacheSpec, ImageState, LocalSecret, NodeImageCacheStatus, Reason,
+    RemovalPolicy,
 };
 use imagecache_agent::credentials::{Credential, Entry, Secrets};
 use imagecache_agent::decide::spread::Spread;
@@ -307,4 +308,84 @@ async fn the_agent_ends_at_once_also_when_a_pull_hangs() {
     })
     .await
     .unwrap();
+}
+
+fn start_removing(runtime: &FakeCri, reported: Option<&NodeImageCacheStatus>) -> Agent {
+    let timing = Timing {
+        look: Duration::from_millis(100),
+        removal: Duration::from_millis(500),
+        ..Timing::default()
+    };
+    let agent = Agent::start(runtime.endpoint(), &timing);
+    agent.inherits(reported);
+    agent
+}
+
+fn removing(images: &[&str]) -> ImageCacheSpec {
+    ImageCacheSpec {
+        removal_policy: RemovalPolicy::Remove,
+        ..agent_loop::spec(images)
+    }
+}
+
+fn removals(runtime: &FakeCri) -> Vec<String> {
+    let is_removal = |request: &String| request.starts_with("RemoveImage");
+    runtime.requests().into_iter().filter(is_removal).collect()
+}
+
+async fn until_removed(runtime: &FakeCri, expected: &[&str]) {
+    wait_for(format!("{expected:?}"), SOON, async || {
+        let removals = removals(runtime);
+        anyhow::ensure!(removals == expected, "{removals:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// This runtime keeps no labels: what the agent has pulled stands in its report alone.
+#[tokio::test]
+async fn what_the_report_says_was_pulled_is_removed_and_nothing_else() {
+    let runtime = FakeCri::start();
+    runtime.add("r.io/found:1");
+    let wanted = ["r.io/own:1", "r.io/found:1"];
+    let agent = start_removing(&runtime, None);
+    agent.wants_specs([("a", removing(&wanted))].into_iter());
+    let report = agent.until("ready", |report| report.ready == 2).await;
+    agent.stop.cancel();
+    agent.task.await.unwrap().unwrap();
+
+    // The next process has been told of nothing else.
+    let agent = start_removing(&runtime, Some(&report));
+    agent.wants_specs([].into_iter());
+    until_removed(&runtime, &["RemoveImage r.io/own:1"]).await;
+    agent.stop.cancel();
+    agent.task.await.unwrap().unwrap();
+
+    // And one that knows of no report removes nothing.
+    runtime.add("r.io/own:1");
+    let agent = start_removing(&runtime, None);
+    agent.wants_specs([("a", removing(&["r.io/other:1"]))].into_iter());
+    agent.until("ready", |report| report.ready == 1).await;
+    agent.wants_specs([].into_iter());
+    let both = ["RemoveImage r.io/own:1", "RemoveImage r.io/other:1"];
+    until_removed(&runtime, &both).await;
+}
+
+/// Its removal takes every name of an image.
+#[tokio::test]
+async fn an_image_with_a_name_of_somebody_else_is_kept_and_says_so() {
+    let runtime = FakeCri::start();
+    runtime.add("r.io/app:2");
+    let agent = start_removing(&runtime, None);
+    agent.wants_specs([("a", removing(&["r.io/app:1"]))].into_iter());
+    agent.until("ready", |report| report.ready == 1).await;
+    agent.wants_specs([].into_iter());
+    agent
+        .until("to be kept", |report| {
+            let mut images = report.images.iter();
+            images.any(|image| image.image == "r.io/app:1" && image.reason == Some(Reason::Shared))
+        })
+        .await;
+    assert!(removals(&runtime).is_empty());
 }

@@ -82,6 +82,8 @@ async fn all_that_is_ours_goes_and_what_others_have_set_stays() {
         let pin = ["images", "label", id_c, "io.cri-containerd.pinned=pinned"];
         node.server.ctr(&pin).await.unwrap();
         let lease = Lease {
+            removable: false,
+            replaces: None,
             id: "imagecache-test".to_owned(),
             image: a.clone(),
             expires: None,
@@ -143,6 +145,8 @@ async fn what_an_interrupted_pull_has_downloaded_is_off_the_disk_afterwards() {
         let reference = node.push("lab/large:1", &image).await;
         let containerd = node.containerd().await;
         let lease = Lease {
+            removable: false,
+            replaces: None,
             id: "imagecache-test".to_owned(),
             image: reference.clone(),
             expires: None,

@@ -240,7 +240,7 @@ async fn an_agent_is_told_what_is_wanted_through_every_trouble() {
         .await
         .unwrap();
     wait_for("the API server to take the new field", SOON, async || {
-        let edit = json!({"spec": {"ensure": "Absent"}});
+        let edit = json!({"spec": {"turnedRound": true}});
         bed.kubectl(&["patch", "ic", "c", "--type=merge", "-p", &edit.to_string()])
             .await?;
         let inputs = side.inputs.borrow();

@@ -20,6 +20,8 @@ fn lease(id: &str, image: &str) -> Lease {
         id: id.to_owned(),
         image: image.to_owned(),
         expires: Some(expires),
+        removable: false,
+        replaces: None,
     }
 }
 

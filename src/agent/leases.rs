@@ -8,7 +8,7 @@ use super::Agent;
 use crate::decide::Now;
 use crate::decide::desired::ImageKey;
 use crate::decide::leases::Leases;
-use crate::runtime::Lease;
+use crate::runtime::{Containerd, Described, Lease, Runtime, RuntimeError};
 
 /// What giving up a lease, or replacing it, came to.
 pub(super) struct Released {
@@ -21,12 +21,21 @@ pub(super) struct Released {
 
 impl Agent {
     pub(super) fn release(&mut self, id: String) {
-        let session = self.session.as_ref();
-        let Some(containerd) = session.and_then(|session| session.containerd.clone()) else {
+        let Some(session) = &self.session else {
             return;
         };
-        self.world.leases.release(&id);
+        let (runtime, containerd) = (session.runtime.clone(), session.containerd.clone());
+        let Some(containerd) = containerd else {
+            return;
+        };
+        let image = self.world.leases.release(&id);
+        let unmarked = image.filter(|key| !self.is_marked(key));
         self.releases.spawn(async move {
+            if let Some(key) = unmarked
+                && let Err(error) = adopt(&runtime, &containerd, &id, &key).await
+            {
+                debug!(image = %key, %error, "it could not be found out whether this image was pulled");
+            }
             let deleted = containerd.delete_lease(&id).await;
             if let Err(error) = &deleted {
                 debug!(%id, %error, "a lease could not be given up");
@@ -53,6 +62,8 @@ impl Agent {
             id: Leases::successor(&id),
             image: image.to_string(),
             expires: now.wall.checked_add(length).ok(),
+            removable: self.is_removable(&image),
+            replaces: self.world.image(&image).map(|image| image.id.clone()),
         };
         self.releases.spawn(async move {
             let (mut is_gone, mut is_there) = (true, true);
@@ -82,4 +93,51 @@ impl Agent {
             leases.hold(id, image, expires);
         }
     }
+
+    /// Whether an image is to be removed once nobody wants it.
+    pub(super) fn is_removable(&self, key: &ImageKey) -> bool {
+        let desired = self.world.desired.known();
+        let wanted = desired.and_then(|desired| desired.images.get(key));
+        wanted.is_some_and(|wanted| wanted.removable)
+    }
+
+    /// Whether it is known that an image of this name that is there is this agent's.
+    fn is_marked(&self, key: &ImageKey) -> bool {
+        let holding = self
+            .world
+            .image(key)
+            .and_then(|image| self.world.holdings.get(&*image.id));
+        holding.is_some_and(|holding| holding.pulled.contains_key(key))
+    }
+}
+
+/// A pull that has unpacked all layers of the image under this lease was the agent's own, also if the agent ended before it wrote that
+/// down: the lease says what it would have written.
+async fn adopt(
+    runtime: &Runtime,
+    containerd: &Containerd,
+    lease: &str,
+    key: &ImageKey,
+) -> Result<(), RuntimeError> {
+    let Some(Described {
+        image,
+        chain_id: Some(chain_id),
+        ..
+    }) = runtime.describe(key).await?
+    else {
+        return Ok(());
+    };
+    if !containerd.lease_has_snapshot(lease, &chain_id).await? {
+        return Ok(());
+    }
+    let mut leases = containerd.leases().await?.into_iter();
+    let Some(lease) = leases.find(|known| known.id == lease) else {
+        return Ok(());
+    };
+    // containerd 1.7 and 2 add what a pull finds to the lease too.
+    if lease.replaces.as_ref() != Some(&image.id) {
+        let removable = Some(lease.removable);
+        containerd.mark_pulled(&image.id, key, removable).await?;
+    }
+    Ok(())
 }

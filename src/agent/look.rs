@@ -1,15 +1,16 @@
 //! Asking the runtime which of the wanted images it has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tracing::debug;
 
 use super::platform;
 use crate::decide::desired::ImageKey;
+use crate::decide::holdings::{Holding, Holdings, Pin};
 use crate::decide::{Answers, Desired, PresentImage};
 use crate::image::Reference;
-use crate::runtime::{Described, Image, Runtime, RuntimeError};
+use crate::runtime::{Containerd, Described, IdRecord, Image, Marks, Runtime, RuntimeError};
 
 /// A wanted image, as the runtime can be asked for it.
 #[derive(Clone, Debug)]
@@ -28,17 +29,21 @@ impl PartialEq for Question {
     }
 }
 
-/// The questions for all wanted images.
+/// The questions for all images that somebody says something of.
 pub type Questions = BTreeMap<ImageKey, Question>;
 
-/// The questions for what is wanted. Names that do not parse are not asked for.
+/// The questions for what is wanted or to be gone. Names that do not parse are not asked for.
 pub fn questions(desired: &Desired, resolved: &BTreeMap<ImageKey, Arc<str>>) -> Questions {
-    desired
-        .images
-        .iter()
-        .filter_map(|(key, wanted)| {
+    let wanted = desired.images.iter();
+    let wanted = wanted.map(|(key, image)| (key, &image.reference));
+    let unwanted = desired.absent.iter();
+    let unwanted = unwanted.map(|(key, image)| (key, &image.reference));
+    // An image that is wanted too is asked for in the spelling of those who want it.
+    unwanted
+        .chain(wanted)
+        .filter_map(|(key, reference)| {
             let question = Question {
-                reference: wanted.reference.as_ref().ok()?.clone(),
+                reference: reference.as_ref().ok()?.clone(),
                 resolved: resolved.get(key).cloned(),
             };
             Some((key.clone(), question))
@@ -46,27 +51,43 @@ pub fn questions(desired: &Desired, resolved: &BTreeMap<ImageKey, Arc<str>>) -> 
         .collect()
 }
 
+/// What a runtime has.
+#[derive(Debug)]
+pub struct Looked {
+    /// The images that it was asked for.
+    pub answers: Answers,
+    /// Whose they are, and all others of this agent. Where the runtime does not tell: every image, as nobody's.
+    pub holdings: Holdings,
+    /// Whether the runtime heeds the pins of this agent, if there are any.
+    pub pinning: Option<bool>,
+}
+
 /// Asks a runtime for images, and remembers which platform each is made for.
 #[derive(Debug)]
 pub struct Looker {
     runtime: Runtime,
-    /// It keeps images under their full names. Other runtimes may resolve a short name to another registry.
-    full_names: bool,
+    /// It keeps images under their full names, and labels on them. Other runtimes may resolve a short name to another registry.
+    containerd: Option<Containerd>,
     platforms: BTreeMap<String, Option<String>>,
 }
 
 impl Looker {
-    /// Looks into this runtime. `full_names`: it is containerd.
-    pub fn new(runtime: Runtime, full_names: bool) -> Self {
+    /// Looks into this runtime.
+    pub fn new(runtime: Runtime, containerd: Option<Containerd>) -> Self {
         Self {
             runtime,
-            full_names,
+            containerd,
             platforms: BTreeMap::new(),
         }
     }
 
     /// Asks for all images at once.
-    pub async fn look(&mut self, questions: &Questions) -> Result<Answers, RuntimeError> {
+    pub async fn look(&mut self, questions: &Questions) -> Result<Looked, RuntimeError> {
+        // First, so that whatever is in the list has been marked by now, if its pull has ended.
+        let records = match &self.containerd {
+            Some(containerd) => Some(containerd.id_records().await?),
+            None => None,
+        };
         let images = self.runtime.list().await?;
         let mut by_name: BTreeMap<&str, &Image> = BTreeMap::new();
         for image in &images {
@@ -76,13 +97,13 @@ impl Looker {
         let mut answers = Answers::new();
         for (key, question) in questions {
             // Where names are kept in full, an ID under another name is not this image any more.
-            let resolved = question.resolved.as_deref().filter(|_| !self.full_names);
+            let resolved = question.resolved.as_deref().filter(|_| !self.full_names());
             let listed = by_name
                 .get(&**key)
                 .or_else(|| by_name.get(resolved?))
                 .map(|image| Image::clone(image));
             let found = match listed {
-                None if !self.full_names => {
+                None if !self.full_names() => {
                     answered(self.runtime.image(&question.reference.pull_form()).await)?
                 }
                 listed => listed,
@@ -95,7 +116,16 @@ impl Looker {
         }
         self.platforms
             .retain(|id, _| by_name.contains_key(id.as_str()));
-        Ok(answers)
+        let (holdings, pinning) = holdings(&images, &answers, records);
+        Ok(Looked {
+            answers,
+            holdings,
+            pinning,
+        })
+    }
+
+    fn full_names(&self) -> bool {
+        self.containerd.is_some()
     }
 
     /// Asks for one image.
@@ -105,7 +135,7 @@ impl Looker {
         question: &Question,
     ) -> Result<Option<PresentImage>, RuntimeError> {
         let mut found = self.describe(key).await?;
-        if found.is_none() && !self.full_names {
+        if found.is_none() && !self.full_names() {
             found = self.describe(&question.reference.pull_form()).await?;
         }
         Ok(found.map(|found| {
@@ -147,6 +177,59 @@ impl Looker {
         };
         Ok(present_image(key, image, foreign))
     }
+}
+
+/// Whose the images are that are wanted, or this agent's, and whether its pins are heeded.
+fn holdings(
+    images: &[Image],
+    answers: &Answers,
+    records: Option<Vec<IdRecord>>,
+) -> (Holdings, Option<bool>) {
+    let mut marks: Option<BTreeMap<String, Marks>> = records.map(|records| {
+        let records = records.into_iter();
+        records.map(|record| (record.id, record.marks)).collect()
+    });
+    let wanted: BTreeSet<&str> = answers
+        .values()
+        .flatten()
+        .map(|image| image.id.as_str())
+        .collect();
+    let (mut holdings, mut pinning) = (Holdings::new(), None);
+    for image in images {
+        let (pulled, pin) = match &mut marks {
+            None => (BTreeMap::new(), Pin::None),
+            Some(marks) => {
+                let marks = marks.remove(&image.id).unwrap_or_default();
+                let pin = if marks.pin_is_ours && marks.pinned {
+                    pinning = Some(image.pinned);
+                    Pin::Ours
+                } else if image.pinned {
+                    Pin::Foreign
+                } else {
+                    Pin::None
+                };
+                if !wanted.contains(image.id.as_str())
+                    && marks.pulled.is_empty()
+                    && pin != Pin::Ours
+                {
+                    continue;
+                }
+                (marks.pulled, pin)
+            }
+        };
+        let names = image.tags.iter().chain(&image.digests);
+        let holding = Holding {
+            names: names.map(|name| name.as_str().into()).collect(),
+            bytes: image.bytes,
+            pulled: pulled
+                .into_iter()
+                .map(|(name, removable)| (name.into(), removable))
+                .collect(),
+            pin,
+        };
+        holdings.insert(image.id.as_str().into(), holding);
+    }
+    (holdings, pinning)
 }
 
 fn present_image(key: &ImageKey, image: Image, foreign_platform: Option<String>) -> PresentImage {

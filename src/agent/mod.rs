@@ -5,6 +5,7 @@
 //! [`decide::plan`](crate::decide::plan()) what to do, does it, and reports. It waits for nothing but its inbox: pulls and questions
 //! to the runtime are tasks of their own.
 
+mod chores;
 mod keys;
 mod leases;
 mod look;
@@ -38,6 +39,7 @@ use crate::decide::world::{Ended, Outcome, Runtime, World};
 use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, report};
 use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
+use chores::Done;
 use keys::Sources;
 use leases::Released;
 use look::{Questions, questions};
@@ -136,6 +138,8 @@ pub async fn run(
         session: None,
         pulls: JoinSet::new(),
         releases: JoinSet::new(),
+        chores: JoinSet::new(),
+        chores_ended: Instant::now(),
         steps: mpsc::unbounded_channel(),
         subject,
         sight,
@@ -169,6 +173,10 @@ struct Agent {
     pulls: JoinSet<(ImageKey, Pulled)>,
     /// Leases that are being given up.
     releases: JoinSet<Released>,
+    /// The chores under way: at most one batch.
+    chores: JoinSet<Done>,
+    /// When the last batch ended: an answer to an older question does not know of it.
+    chores_ended: Instant,
     /// What the pulls tell.
     steps: (Steps, mpsc::UnboundedReceiver<Told>),
     /// Which downloads to look at, and what was seen of them.
@@ -230,6 +238,10 @@ impl Agent {
                         Step::Landed => self.world.landed(&key),
                     }
                 }
+                Some(done) = self.chores.join_next() => match done {
+                    Ok(done) => self.take_done(done),
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                },
                 () = sleep_until(wake) => {}
             }
         }
@@ -254,6 +266,9 @@ impl Agent {
         let within = self.channels.spread.borrow().start_within;
         let delay = start_delay(node, &fresh, within);
         self.world.wait_at_first(fresh, delay, now);
+        if let (None, Some(reported)) = (&self.inherited, &inputs.reported) {
+            self.world.brought.inherit(reported);
+        }
         self.inherited = inputs.reported;
         if let Known::Known(desired) = &self.world.desired {
             self.resolved
@@ -273,19 +288,32 @@ impl Agent {
             Observed::Nothing => return,
             Observed::Answers {
                 session,
-                answers,
+                found,
                 asked_at,
             } => {
                 self.ended.retain(|_, ended| *ended >= asked_at);
-                let answers = answers
+                let answers = found
+                    .answers
                     .iter()
                     .filter(|(key, _)| !self.ended.contains_key(*key))
                     .map(|(key, found)| (key.clone(), found.clone()))
                     .collect();
                 self.take_session(session);
+                self.world.holdings = match &self.session {
+                    Some(session) if session.containerd.is_none() => {
+                        let (all, answers) = (&found.holdings, &found.answers);
+                        self.world.brought.holdings(all, answers)
+                    }
+                    _ => found.holdings.clone(),
+                };
+                self.world.pinning = found.pinning.or(self.world.pinning);
+                if asked_at >= self.chores_ended {
+                    self.world.chores.seen();
+                }
                 let timing = &self.settings.timing;
                 let evicted = self.world.has(answers, self.now(), timing, fastrand::f64());
                 for image in evicted {
+                    self.channels.metrics.evicted();
                     warn!(%image, "something else removed this image from the node");
                 }
             }
@@ -358,6 +386,9 @@ impl Agent {
             self.resolved.insert(key.clone(), resolved.as_str().into());
         }
         self.take_credentials(key, pulled);
+        if let (Outcome::Pulled(image), Some(removable)) = (&pulled.outcome, pulled.own) {
+            self.take_own((image.id.as_str().into(), key.clone()), removable);
+        }
         let outcome = pulled.outcome.clone();
         let timing = &self.settings.timing;
         let ended = self.world.ended(key, outcome, now, timing, fastrand::f64());
@@ -417,6 +448,7 @@ impl Agent {
         for key in plan.start {
             self.start(key, now);
         }
+        self.begin(plan.chores);
         self.look_at(plan.more);
         let awaited = self.world.awaited_secrets();
         self.channels.awaited.send_if_modified(|before| {
@@ -473,12 +505,16 @@ impl Agent {
         let cancel = CancellationToken::new();
         let timing = &self.settings.timing;
         let is_refresh = self.world.is_ready(&key);
+        let removable = self.is_removable(&key);
+        let before = self.world.image(&key).map(|image| image.id.clone());
         let (lease, resumes) = self.world.leases.of(&key);
         let lease = session.containerd.clone().map(|containerd| {
             let lease = Lease {
                 id: lease,
                 image: key.to_string(),
                 expires: now.wall.checked_add(timing.lease).ok(),
+                removable,
+                replaces: before.clone(),
             };
             let (id, expires) = (lease.id.clone(), now.monotonic + timing.lease);
             self.world.leases.hold(id, key.clone(), expires);
@@ -502,6 +538,8 @@ impl Agent {
             limits: self.world.limits(&key),
             ask_first: !session.status.events && !is_refresh,
             steps: self.steps.0.clone(),
+            before,
+            removable,
         };
         if is_refresh {
             debug!(image = %key, "asking the registry again");
@@ -557,6 +595,7 @@ impl Agent {
         let ended = timeout(CANCEL_LIMIT, async {
             while self.pulls.join_next().await.is_some() {}
             while self.releases.join_next().await.is_some() {}
+            while self.chores.join_next().await.is_some() {}
         });
         if ended.await.is_err() {
             debug!("pulls did not end in time; dropping them");

@@ -42,6 +42,10 @@ pub struct Pull {
     pub ask_first: bool,
     /// Where the pull tells how far it is.
     pub steps: Steps,
+    /// The image's ID before, if this is a refresh.
+    pub before: Option<String>,
+    /// It is to be removed once nobody wants it.
+    pub removable: bool,
 }
 
 /// How far a pull is.
@@ -80,6 +84,8 @@ pub struct Pulled {
     pub node: NodeReading,
     /// Those that gave credentials for the image. `None`: they were not read.
     pub asked_as: Option<Credentials>,
+    /// The image was not there before: whether it is to be removed once nobody wants it.
+    pub own: Option<bool>,
 }
 
 impl From<Outcome> for Pulled {
@@ -90,6 +96,7 @@ impl From<Outcome> for Pulled {
             secrets: BTreeMap::new(),
             node: NodeReading::new(),
             asked_as: None,
+            own: None,
         }
     }
 }
@@ -108,7 +115,11 @@ impl Pulled {
 impl Pull {
     /// Pulls the image.
     pub async fn run(self) -> Pulled {
-        let looker = Looker::new(self.runtime.clone(), self.lease.is_some());
+        let containerd = self
+            .lease
+            .as_ref()
+            .map(|(containerd, _)| containerd.clone());
+        let looker = Looker::new(self.runtime.clone(), containerd);
         if self.ask_first {
             match looker.find(&self.key, &self.question).await {
                 Ok(Some(image)) if image.foreign_platform.is_none() => {
@@ -153,6 +164,7 @@ impl Pull {
             Err(error) => return lost_or_failed(&error).into(),
         };
         Pulled {
+            own: self.mark(&image).await,
             resolved: Some(name),
             ..Pulled::after_reading(keys, Outcome::Pulled(image))
         }
@@ -162,6 +174,27 @@ impl Pull {
         let (key, since) = (self.key.clone(), self.since);
         // Nobody listens any more when the agent ends.
         let _ = self.steps.send(Told { key, since, step });
+    }
+
+    /// Writes down that this image is the agent's own: its lease says so too for as long as it is there.
+    /// Another runtime keeps no labels.
+    async fn mark(&self, image: &PresentImage) -> Option<bool> {
+        if self.before.as_ref() == Some(&image.id) {
+            return None;
+        }
+        if let Some((containerd, _)) = &self.lease {
+            let marked = containerd.mark_pulled(&image.id, &self.key, Some(self.removable));
+            match marked.await {
+                Ok(true) => {}
+                // It was removed in the same moment.
+                Ok(false) => return None,
+                Err(error) => {
+                    debug!(image = %self.key, %error, "it could not be written down that this image was pulled");
+                    return None;
+                }
+            }
+        }
+        Some(self.removable)
     }
 
     /// Tries one credential after the other, as the kubelet does. If a registry refuses what the

@@ -7,9 +7,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::look::{Looker, Questions};
+use super::look::{Looked, Looker, Questions};
 use crate::api::node_image_cache::RuntimeStatus;
-use crate::decide::{Answers, Timing};
+use crate::decide::Timing;
 use crate::runtime::{
     Containerd, Endpoint, ImageChange, ImageEvents, Lease, LockError, Runtime, RuntimeError,
     SocketLock, lock,
@@ -39,7 +39,7 @@ pub enum Observed {
         /// Who answered.
         session: Arc<Session>,
         /// What it has.
-        answers: Arc<Answers>,
+        found: Arc<Looked>,
         /// When it was asked: what happened later may not be in the answers.
         asked_at: Instant,
     },
@@ -119,6 +119,7 @@ impl Watch {
             events: containerd.is_some(),
             progress: containerd.is_some(),
             resume: containerd.is_some(),
+            pinning: containerd.is_some(),
         };
         let leases = match &containerd {
             Some(containerd) => containerd.leases().await?,
@@ -134,7 +135,7 @@ impl Watch {
 
     /// Looks whenever there is a reason to, until the runtime stops answering.
     async fn follow(&mut self, session: Arc<Session>, failures: &mut u32) -> RuntimeError {
-        let mut looker = Looker::new(session.runtime.clone(), session.containerd.is_some());
+        let mut looker = Looker::new(session.runtime.clone(), session.containerd.clone());
         let mut events = match subscribe(&session).await {
             Ok(events) => events,
             Err(error) => return error,
@@ -142,8 +143,8 @@ impl Watch {
         loop {
             let asked_at = Instant::now();
             let questions = self.questions.borrow_and_update().clone();
-            let answers = match looker.look(&questions).await {
-                Ok(answers) => Arc::new(answers),
+            let found = match Box::pin(looker.look(&questions)).await {
+                Ok(found) => Arc::new(found),
                 Err(error) => return error,
             };
             if !matches!(*self.observed.borrow(), Observed::Answers { .. }) {
@@ -153,7 +154,7 @@ impl Watch {
             }
             self.observed.send_replace(Observed::Answers {
                 session: session.clone(),
-                answers,
+                found,
                 asked_at,
             });
             let interval = match events {

@@ -103,6 +103,20 @@ pub struct ImageCacheSpec {
     #[x_kube(validation = Rule::new("duration(self) == duration('0s') || duration(self) >= duration('1s')").message("must be 0s, or at least 1s"))]
     pub refresh_interval: RefreshInterval,
 
+    /// What happens on a node to an image that the agent has pulled, once no `ImageCache` asks for it there any more: `Keep`, the default,
+    /// leaves it, and `Remove` removes it after a while. An image that was there before, or that something else pulled, always stays.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub removal_policy: RemovalPolicy,
+
+    /// `Absent`: the images are to be gone from the nodes, as far as the agent has pulled them and no other `ImageCache` asks for them.
+    /// `Present` by default.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ensure: Ensure,
+
+    /// Protects the images from the kubelet's garbage collection, where the runtime can.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pin: bool,
+
     /// Nothing is started for this object while this is true. What is there stays there.
     #[serde(default, skip_serializing_if = "is_default")]
     pub paused: bool,
@@ -126,6 +140,26 @@ pub enum ImagePullPolicy {
     IfNotPresent,
     /// At each refresh.
     Always,
+}
+
+/// What happens to an image that nobody asks for any more.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum RemovalPolicy {
+    /// It stays.
+    #[default]
+    Keep,
+    /// The agent removes it, if it has pulled it.
+    Remove,
+}
+
+/// Whether images are to be there.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum Ensure {
+    /// They are to be there.
+    #[default]
+    Present,
+    /// They are to be gone, if the agent has pulled them.
+    Absent,
 }
 
 /// How often an image is asked for again.

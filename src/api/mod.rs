@@ -16,8 +16,8 @@ pub mod spec_error;
 
 pub use credential::{CredentialProblem, CredentialReason, NodeSource};
 pub use image_cache::{
-    ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, ImagePullPolicy, LocalSecret,
-    MatchExpression, Operator,
+    Ensure, ImageCache, ImageCacheSpec, ImageCacheStatus, ImageList, ImagePullPolicy, LocalSecret,
+    MatchExpression, Operator, RemovalPolicy,
 };
 pub use interval::Interval;
 pub use name::NamespacedName;

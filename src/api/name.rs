@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Namespace and name.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct NamespacedName {
     /// The namespace.
     pub namespace: String,

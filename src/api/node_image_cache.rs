@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::image_cache::NodeState;
+use super::image_cache::{NodeState, RemovalPolicy};
 use super::reason::{ImageState, Reason};
 use super::schema::WithoutDefaultsAndNulls;
 
@@ -90,7 +90,7 @@ pub struct NodeImageCacheStatus {
     /// One entry for each `ImageCache` that selects this node.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub caches: Vec<CacheReport>,
-    /// One entry for each wanted image: at most 1000, those that are not ready first.
+    /// One entry for each image that is wanted, or that is to be gone: at most 1000, those that are not ready first.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub images: Vec<ImageReport>,
     /// Images that `images` leaves out.
@@ -100,6 +100,10 @@ pub struct NodeImageCacheStatus {
     pub conditions: Vec<Condition>,
 }
 
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "what a runtime offers, each by its own name"
+)]
 /// The container runtime of a node, and what more than the CRI it offers.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -118,6 +122,8 @@ pub struct RuntimeStatus {
     pub progress: bool,
     /// It keeps what an interrupted pull has downloaded.
     pub resume: bool,
+    /// It protects an image from the kubelet's garbage collection when it is asked to.
+    pub pinning: bool,
 }
 
 /// What the node has of one `ImageCache`.
@@ -188,6 +194,18 @@ pub struct ImageReport {
     /// Its size in bytes as the runtime gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<i64>,
+    /// Whether this agent has pulled it. Only what it has pulled does it remove.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+    /// What happens to an image of this agent once nobody wants it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal_policy: Option<RemovalPolicy>,
+    /// It is protected from the kubelet's garbage collection, by this agent or by something else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pinned: bool,
+    /// How often something other than this agent has removed it within an hour, when that happened last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evictions: Option<i32>,
     /// Attempts that failed since the image was last ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<i32>,
@@ -206,6 +224,15 @@ pub struct ImageReport {
     /// The same in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+/// How an image came to the node.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum Origin {
+    /// This agent has pulled it.
+    Agent,
+    /// It was there before, or something else has pulled it.
+    Found,
 }
 
 /// How far the pull of an image is.

@@ -18,6 +18,10 @@ pub enum ImageState {
     Waiting,
     /// The last attempt failed. It is tried again as its reason says.
     Failed,
+    /// Nobody wants it any more, and it is about to be removed.
+    Removing,
+    /// It is not to be there, and it is not.
+    Removed,
 }
 
 /// Why an image is in its state.
@@ -62,11 +66,23 @@ pub enum Reason {
     RefreshFailed,
     /// A cause that no rule knows: the message is the runtime's own text.
     PullFailed,
+    /// The Node says so, or the image filesystem would be too full.
+    DiskPressure,
+    /// It is not pinned: what is pinned already takes all that may be.
+    PinBudget,
+    /// It is to be removed, and a container uses it.
+    InUse,
+    /// It is to be removed, and the runtime would remove other names of the same image with it.
+    Shared,
+    /// One `ImageCache` wants it gone, and another wants it.
+    WantedElsewhere,
+    /// It is to be gone, and it was not pulled by this agent.
+    NotOwned,
 }
 
 impl Reason {
     /// Every reason, for tests and documentation.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 24] = [
         Self::Queued,
         Self::Paused,
         Self::Yielding,
@@ -85,6 +101,12 @@ impl Reason {
         Self::NoSpace,
         Self::RefreshFailed,
         Self::PullFailed,
+        Self::DiskPressure,
+        Self::PinBudget,
+        Self::InUse,
+        Self::Shared,
+        Self::WantedElsewhere,
+        Self::NotOwned,
     ];
 
     /// The reason as it is written into a status.
@@ -109,6 +131,12 @@ impl Reason {
             Self::NoSpace => "NoSpace",
             Self::RefreshFailed => "RefreshFailed",
             Self::PullFailed => "PullFailed",
+            Self::DiskPressure => "DiskPressure",
+            Self::PinBudget => "PinBudget",
+            Self::InUse => "InUse",
+            Self::Shared => "Shared",
+            Self::WantedElsewhere => "WantedElsewhere",
+            Self::NotOwned => "NotOwned",
         }
     }
 }

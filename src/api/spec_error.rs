@@ -24,7 +24,7 @@ pub enum SpecError {
         "{field}: this version of imagecache-agent does not know this field: update the agent, or remove the field"
     )]
     Unsupported {
-        /// The field, such as `spec.ensure`.
+        /// The field, such as `spec.removalPolicy`.
         field: String,
     },
 }
@@ -288,11 +288,11 @@ mod tests {
     #[test]
     fn a_field_of_a_newer_version_is_named() {
         let error =
-            read(&json!({"cacheSpec": [{"images": ["a"]}], "ensure": "Absent"})).unwrap_err();
+            read(&json!({"cacheSpec": [{"images": ["a"]}], "turnedRound": true})).unwrap_err();
         assert_eq!(
             error,
             SpecError::Unsupported {
-                field: "spec.ensure".into()
+                field: "spec.turnedRound".into()
             }
         );
         let error =

@@ -93,6 +93,7 @@ fn lean<'de, D: Deserializer<'de>>(metadata: D) -> Result<ObjectMeta, D::Error> 
 #[derive(Debug, Default)]
 pub struct CacheFold {
     known: Known<Arc<Caches>>,
+    is_current: bool,
     listed: Option<Caches>,
 }
 
@@ -104,14 +105,19 @@ impl CacheFold {
                 self.listed = Some(Caches::new());
                 false
             }
-            Event::Complete => match (self.listed.take(), self.known.known()) {
-                (Some(listed), Some(known)) if is_same(&listed, known) => false,
-                (Some(listed), _) => {
-                    self.known = Known::Known(Arc::new(listed));
-                    true
+            Event::Complete => {
+                let is_news = !std::mem::replace(&mut self.is_current, true);
+                match (self.listed.take(), self.known.known()) {
+                    (Some(listed), Some(known)) if is_same(&listed, known) => is_news,
+                    (Some(listed), _) => {
+                        self.known = Known::Known(Arc::new(listed));
+                        true
+                    }
+                    (None, _) => is_news,
                 }
-                (None, _) => false,
-            },
+            }
+            Event::Resumed => !std::mem::replace(&mut self.is_current, true),
+            Event::Lost => std::mem::replace(&mut self.is_current, false),
             Event::Listed(object) | Event::Changed(object) => {
                 let name = name(&object);
                 let cache = self.read(&name, object);
@@ -125,6 +131,12 @@ impl CacheFold {
     #[must_use]
     pub const fn known(&self) -> &Known<Arc<Caches>> {
         &self.known
+    }
+
+    /// Whether the API server tells of changes at this moment.
+    #[must_use]
+    pub const fn is_current(&self) -> bool {
+        self.is_current
     }
 
     /// Puts an object into the list that is under way, or else into what is known.
@@ -329,7 +341,7 @@ mod tests {
     #[test]
     fn a_field_that_was_cut_off_on_its_way_is_news_when_it_comes() {
         let mut fold = listed(vec![object("a", "1", 1, wants("x"))]);
-        let whole = json!({"cacheSpec": [{"images": ["x"]}], "ensure": "Absent"});
+        let whole = json!({"cacheSpec": [{"images": ["x"]}], "turnedRound": true});
         assert!(list(&mut fold, vec![object("a", "1", 1, whole)]));
         assert!(cache(&fold, "a").unwrap().unreadable.is_some());
     }
@@ -337,7 +349,7 @@ mod tests {
     #[test]
     fn an_unreadable_edit_leaves_the_last_readable_spec_in_force() {
         let mut fold = listed(vec![object("a", "1", 1, wants("x"))]);
-        let newer = json!({"cacheSpec": [{"images": ["y"]}], "ensure": "Absent"});
+        let newer = json!({"cacheSpec": [{"images": ["y"]}], "turnedRound": true});
         assert!(fold.take(Event::Changed(object("a", "1", 2, newer.clone()))));
         let seen = cache(&fold, "a").unwrap();
         assert_eq!((seen.generation, seen.spec.as_ref().unwrap().0), (2, 1));

@@ -32,6 +32,7 @@ pub async fn watch_caches(
                         info!(caches = caches.len(), "the ImageCaches are known");
                     }
                     inputs.caches = fold.known().clone();
+                    inputs.is_current.caches = fold.is_current();
                 });
             }
         })
@@ -59,6 +60,11 @@ pub async fn watch_node(
                 return;
             }
             inputs.send_if_modified(|inputs| {
+                let is_current = std::mem::replace(&mut inputs.is_current.node, fold.is_current);
+                let is_known = fold.node.known().is_some();
+                if inputs.node == fold.node && is_known && is_current != fold.is_current {
+                    return true;
+                }
                 let uid = |node: &Known<Node>| node.known().map(|node| node.uid.clone());
                 match uid(&fold.node) {
                     None => warn!(node = name, "waiting for the Node object"),
@@ -81,6 +87,8 @@ struct NodeFold {
     listed: Option<Known<Node>>,
     /// A list was complete at least once.
     seen: bool,
+    /// The API server tells of changes at this moment.
+    is_current: bool,
 }
 
 impl NodeFold {
@@ -93,9 +101,12 @@ impl NodeFold {
             }
             Event::Complete => {
                 let first = !std::mem::replace(&mut self.seen, true);
+                let resumed = !std::mem::replace(&mut self.is_current, true);
                 let listed = self.listed.take().unwrap_or_default();
-                self.put(listed) || first
+                self.put(listed) || first || resumed
             }
+            Event::Resumed => !std::mem::replace(&mut self.is_current, true),
+            Event::Lost => std::mem::replace(&mut self.is_current, false),
             Event::Listed(object) | Event::Changed(object) => self.put(Known::Known(Node {
                 uid: object.metadata.uid.unwrap_or_default(),
                 labels: object.metadata.labels.unwrap_or_default(),

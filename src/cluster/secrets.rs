@@ -265,6 +265,7 @@ async fn watch_one(
                     }
                     Event::Deleted(_) => now = Seen::Absent,
                     Event::Complete => is_listing = false,
+                    Event::Lost | Event::Resumed => continue,
                 }
                 if !is_listing && now != known {
                     known.clone_from(&now);

@@ -45,6 +45,10 @@ pub enum Event<K> {
     Changed(K),
     /// The object is gone.
     Deleted(K),
+    /// The API server tells of no changes for now. What was known stays.
+    Lost,
+    /// It tells of them again, from where it left off.
+    Resumed,
 }
 
 /// A watch of all objects of one kind, or of those that a field selector names.
@@ -96,7 +100,10 @@ where
                 ended = self.follow(&timing, &mut events) => ended,
             };
             match ended {
-                Err(error) => self.fails(&error),
+                Err(error) => {
+                    events(vec![Event::Lost]);
+                    self.fails(&error);
+                }
                 // An API server, or something before it, that ends every watch at once is not asked in a circle.
                 Ok(()) if opened.elapsed() < timing.api_retry.first => {
                     let cause = "the watch ends as soon as it is opened";
@@ -134,9 +141,7 @@ where
         let version = self.version.clone().unwrap_or_default();
         let stream = self.cluster.call(self.api.watch(&params, &version)).await?;
         let mut stream = pin!(stream.ready_chunks(TOGETHER));
-        if lists {
-            events(vec![Event::Begin]);
-        }
+        events(vec![if lists { Event::Begin } else { Event::Resumed }]);
         self.doubted = None;
         let opened = Instant::now();
         // A little longer than the API server takes to end it.

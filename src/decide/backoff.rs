@@ -36,7 +36,13 @@ pub fn delay(reason: Reason, failures: u32, timing: &Timing, chance: f64) -> Dur
         | Reason::Queued
         | Reason::Paused
         | Reason::Yielding
-        | Reason::RuntimeUnavailable => timing.unavailable.after(failures),
+        | Reason::RuntimeUnavailable
+        | Reason::DiskPressure
+        | Reason::PinBudget
+        | Reason::InUse
+        | Reason::Shared
+        | Reason::WantedElsewhere
+        | Reason::NotOwned => timing.unavailable.after(failures),
     };
     nominal.mul_f64(1.0 - JITTER + 2.0 * JITTER * chance.clamp(0.0, 1.0))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::inputs::{CacheName, Inputs, Known, SecretName};
 use super::selector::selects;
-use crate::api::{ImageCacheSpec, ImagePullPolicy};
+use crate::api::{Ensure, ImageCacheSpec, ImagePullPolicy, RemovalPolicy};
 use crate::image::{InvalidReference, Reference};
 
 /// The identity of an image: the full name under which the runtime keeps it, or, if the name
@@ -24,8 +24,21 @@ pub type Rank = (Reverse<i32>, [u32; 3]);
 pub struct Desired {
     /// The wanted images, each once.
     pub images: BTreeMap<ImageKey, Wanted>,
+    /// The images that somebody wants gone, each once. Others may want them.
+    pub absent: BTreeMap<ImageKey, Unwanted>,
     /// The `ImageCache`s that select this node, each with the lists that do.
     pub caches: Vec<SelectedCache>,
+    /// Why it may be that somebody wants more than this, if it may.
+    pub doubt: Option<Doubt>,
+}
+
+/// Why it may be that more is wanted than is known: nothing is removed meanwhile.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Doubt {
+    /// The API server does not tell of changes.
+    NotCurrent,
+    /// The newest spec of this `ImageCache` could not be read.
+    Unreadable(CacheName),
 }
 
 /// One wanted image.
@@ -43,6 +56,23 @@ pub struct Wanted {
     pub refresh: Option<Duration>,
     /// How long a pull of it may make no progress: as long as the most patient one allows.
     pub patience: Duration,
+    /// Everybody who wants it says that it is to be removed once nobody does.
+    pub removable: bool,
+    /// Somebody wants it pinned.
+    pub pin: bool,
+    /// The `ImageCache` that gives it its place.
+    pub by: Arc<CacheName>,
+}
+
+/// An image that is to be gone.
+#[derive(Clone, Debug)]
+pub struct Unwanted {
+    /// The reference.
+    pub reference: Result<Reference, Box<InvalidReference>>,
+    /// Everybody who wants it gone is paused.
+    pub paused: bool,
+    /// The first `ImageCache` that says so.
+    pub by: Arc<CacheName>,
 }
 
 /// An `ImageCache` that selects this node.
@@ -77,7 +107,20 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
     let (Known::Known(caches), Known::Known(node)) = (&inputs.caches, &inputs.node) else {
         return Known::Unknown;
     };
-    let mut desired = Desired::default();
+    let is_current = inputs.is_current.caches && inputs.is_current.node;
+    let mut unreadable = caches
+        .iter()
+        .filter(|(_, cache)| cache.unreadable.is_some());
+    let mut desired = Desired {
+        doubt: if is_current {
+            unreadable
+                .next()
+                .map(|(name, _)| Doubt::Unreadable(name.clone()))
+        } else {
+            Some(Doubt::NotCurrent)
+        },
+        ..Desired::default()
+    };
     for (place, (name, cache)) in caches.iter().enumerate() {
         let Some((generation, spec)) = &cache.spec else {
             continue;
@@ -92,6 +135,7 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
                 })
             })
             .collect();
+        let by = Arc::new(name.clone());
         let mut lists = Vec::new();
         for (index, list) in spec.cache_spec.iter().enumerate() {
             if !selects(list, &node.labels) {
@@ -100,7 +144,10 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
             let want = |(position, written): (usize, &String)| {
                 let place = [place, index, position].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
                 let rank = (Reverse(spec.priority), place);
-                desired.want(written, rank, spec, &secrets)
+                match spec.ensure {
+                    Ensure::Present => desired.want(written, rank, spec, &secrets, &by),
+                    Ensure::Absent => desired.want_gone(written, spec.paused, &by),
+                }
             };
             let images = list.images.iter().enumerate().map(want).collect();
             lists.push(SelectedList { index, images });
@@ -120,6 +167,12 @@ pub fn desired(inputs: &Inputs) -> Known<Desired> {
 }
 
 impl Desired {
+    /// Whether anybody says anything of this image.
+    #[must_use]
+    pub fn concerns(&self, key: &ImageKey) -> bool {
+        self.images.contains_key(key) || self.absent.contains_key(key)
+    }
+
     /// The pull secrets of an image.
     #[must_use]
     pub fn secrets(&self, key: &ImageKey) -> &[Arc<SecretName>] {
@@ -132,12 +185,10 @@ impl Desired {
         rank: Rank,
         spec: &ImageCacheSpec,
         secrets: &[Arc<SecretName>],
+        by: &Arc<CacheName>,
     ) -> ImageKey {
         let paused = spec.paused;
-        let reference = Reference::parse(written).map_err(Box::new);
-        let key = reference
-            .as_ref()
-            .map_or_else(|_| written.into(), Reference::shared_key);
+        let (key, reference) = parse(written);
         let refresh = reference
             .as_ref()
             .ok()
@@ -149,6 +200,9 @@ impl Desired {
             secrets: secrets.to_vec(),
             refresh,
             patience: spec.pull_progress_timeout.0.0,
+            removable: spec.removal_policy == RemovalPolicy::Remove,
+            pin: spec.pin,
+            by: Arc::clone(by),
         };
         match self.images.entry(key) {
             Entry::Vacant(entry) => {
@@ -164,6 +218,8 @@ impl Desired {
                 }
                 before.refresh = before.refresh.into_iter().chain(wanted.refresh).min();
                 before.patience = before.patience.max(wanted.patience);
+                before.removable &= wanted.removable;
+                before.pin |= wanted.pin;
                 for secret in wanted.secrets {
                     if !before.secrets.contains(&secret) {
                         before.secrets.push(secret);
@@ -173,6 +229,26 @@ impl Desired {
             }
         }
     }
+
+    fn want_gone(&mut self, written: &str, paused: bool, by: &Arc<CacheName>) -> ImageKey {
+        let (key, reference) = parse(written);
+        let unwanted = self.absent.entry(key.clone()).or_insert_with(|| Unwanted {
+            reference,
+            paused,
+            by: Arc::clone(by),
+        });
+        unwanted.paused &= paused;
+        key
+    }
+}
+
+/// The key of an image as written, and its reference.
+fn parse(written: &str) -> (ImageKey, Result<Reference, Box<InvalidReference>>) {
+    let reference = Reference::parse(written).map_err(Box::new);
+    let key = reference
+        .as_ref()
+        .map_or_else(|_| written.into(), Reference::shared_key);
+    (key, reference)
 }
 
 /// How often a spec has an image asked for again: by the kubelet's rule, if it names no policy.

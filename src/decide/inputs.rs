@@ -60,6 +60,15 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
 }
 
+/// Which of its inputs are told of at this moment.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct IsCurrent {
+    /// The `ImageCache`s are.
+    pub caches: bool,
+    /// The own Node is.
+    pub node: bool,
+}
+
 /// Everything that the agent loop is told.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inputs {
@@ -67,6 +76,9 @@ pub struct Inputs {
     pub caches: Known<Arc<Caches>>,
     /// The own Node.
     pub node: Known<Node>,
+    /// Whether the API server tells of changes of the `ImageCache`s, and of the own Node, at this moment. While it does not, the last
+    /// known state stays, and nothing is removed because of it.
+    pub is_current: IsCurrent,
     /// How often each pull secret that something waits for was seen to change.
     pub secrets: BTreeMap<SecretName, u64>,
     /// What this node's agent reported before this process started: its timestamps are kept.

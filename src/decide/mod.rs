@@ -5,20 +5,25 @@
 //! comes to for the cluster ([`summary`]).
 
 pub mod backoff;
+pub mod brought;
 mod bytes;
+pub mod chores;
 pub mod credentials;
 pub mod desired;
 pub mod fleet;
+pub mod holdings;
 pub mod inputs;
 pub mod leases;
 pub mod memory;
 #[cfg(test)]
 mod model;
 pub mod node_sources;
+pub mod pins;
 pub mod plan;
 pub mod pull_secrets;
 pub mod refresh;
 pub mod registries;
+pub mod removal;
 pub mod report;
 pub mod selector;
 pub mod spread;
@@ -30,7 +35,7 @@ pub mod world;
 
 pub use desired::{Desired, desired};
 pub use fleet::Fleet;
-pub use inputs::{Cache, CacheName, Caches, Inputs, Known, Node, SecretName};
+pub use inputs::{Cache, CacheName, Caches, Inputs, IsCurrent, Known, Node, SecretName};
 pub use plan::{Plan, plan};
 pub use report::report;
 pub use summary::{Summary, summarize};

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::chores::{Chore, chores};
 use super::desired::{ImageKey, Rank};
 use super::registries::Scope;
 use super::traffic::Yielding;
@@ -23,6 +24,8 @@ pub struct Plan {
     pub release: Vec<String>,
     /// Leases to replace by longer ones, before their images are pulled.
     pub renew: Vec<String>,
+    /// What to write into the runtime, or to remove from it.
+    pub chores: Vec<Chore>,
     /// More is to be pulled than is started.
     pub more: bool,
     /// When, on the monotonic clock, to plan again even if nothing happens.
@@ -70,7 +73,9 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         };
     }
 
-    let (release, mut wake) = world.leases.due(now.monotonic);
+    let (release, wake) = world.leases.due(now.monotonic);
+    let (chores, look) = chores(world, desired, now.monotonic);
+    let mut wake = wake.into_iter().chain(look).min();
     let renew: Vec<_> = world.leases.short().map(|(id, _)| id.clone()).collect();
     let short: BTreeSet<_> = world.leases.short().map(|(_, image)| image).collect();
     let mut due: Vec<Due> = Vec::new();
@@ -82,6 +87,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
             || wanted.paused
             || world.pulls.contains_key(key)
             || world.leases.is_ending(key, now.monotonic)
+            || world.chores.removes(key)
             || short.contains(key);
         if idle {
             continue;
@@ -146,6 +152,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         cancel,
         release,
         renew,
+        chores,
         wake,
     }
 }

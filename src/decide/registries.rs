@@ -217,6 +217,9 @@ mod tests {
             paused: false,
             patience: Duration::from_mins(5),
             refresh: None,
+            removable: false,
+            pin: false,
+            by: Arc::default(),
             secrets: Vec::new(),
         };
         (wanted, credentials.collect())

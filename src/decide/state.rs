@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::desired::ImageKey;
+use super::desired::{ImageKey, Unwanted, Wanted};
+use super::holdings::Holding;
 use super::memory::{Failed, Memory};
+use super::removal::Leaving;
 use super::timing::Timing;
 use super::traffic::Yielding;
 use super::world::{Now, Runtime, World};
@@ -35,8 +37,16 @@ impl World {
             let refresh = memory.and_then(|memory| memory.refresh.failing(wanted.refresh));
             let last = refresh.and_then(|refresh| refresh.last.as_ref());
             let said = last.map(|Failed { reason, message }| format!("{reason}: {message}").into());
-            let reason = last.map(|_| Reason::RefreshFailed);
-            return (ImageState::Ready, reason, said);
+            if said.is_some() {
+                return (ImageState::Ready, Some(Reason::RefreshFailed), said);
+            }
+            if self.pins.beyond.contains(key) {
+                return kept(Reason::PinBudget, BEYOND);
+            }
+            if let Some(unwanted) = self.unwanted(key) {
+                return contended(wanted, unwanted);
+            }
+            return (ImageState::Ready, None, None);
         }
         let last = memory.and_then(|memory| memory.last.as_ref());
         let evicted = memory.is_some_and(|memory| memory.seen && present.is_none());
@@ -45,13 +55,13 @@ impl World {
                 || now.monotonic.saturating_sub(pull.since) >= timing.retry_is_pulling_after)
         {
             let (reason, message) = evicted
-                .then_some((Reason::Evicted, Cow::Borrowed(EVICTED)))
+                .then(|| (Reason::Evicted, self.evicted(key)))
                 .unzip();
             return (ImageState::Pulling, reason, message);
         }
         if wanted.paused {
             let message = last.map_or_else(
-                || Cow::Borrowed("spec.paused is set"),
+                || Cow::Borrowed(PAUSED),
                 |last| {
                     let (reason, message) = (last.reason, &last.message);
                     format!("spec.paused is set; the last attempt failed: {reason}: {message}")
@@ -85,9 +95,62 @@ impl World {
             return waiting(Reason::Yielding, YIELDING);
         }
         if evicted {
-            return waiting(Reason::Evicted, EVICTED);
+            return waiting(Reason::Evicted, self.evicted(key));
         }
         (ImageState::Waiting, Some(Reason::Queued), None)
+    }
+
+    /// The state of an image that somebody wants gone, its reason, and the same in a sentence.
+    #[must_use]
+    pub fn state_of_unwanted(&self, key: &ImageKey, unwanted: &Unwanted) -> State {
+        if let Err(invalid) = &unwanted.reference {
+            return failed(Reason::InvalidReference, invalid.to_string());
+        }
+        let wanted = self
+            .desired
+            .known()
+            .and_then(|desired| desired.images.get(key));
+        if let Some(wanted) = wanted {
+            return contended(wanted, unwanted);
+        }
+        if let Some(leaving) = self.removals.of(key) {
+            return leaving.state();
+        }
+        match self.asked.get(key) {
+            Some(None) => (ImageState::Removed, None, None),
+            Some(Some(_)) if unwanted.paused => waiting(Reason::Paused, PAUSED),
+            Some(Some(image)) => {
+                let is_own = |holding: &Holding| holding.pulled.contains_key(key);
+                if self.holdings.get(&*image.id).is_some_and(is_own) {
+                    // It was seen a moment ago.
+                    return (ImageState::Removing, None, None);
+                }
+                kept(Reason::NotOwned, NOT_OWNED)
+            }
+            None => match &self.runtime {
+                Runtime::Down(why) | Runtime::Taken(why) => {
+                    waiting(Reason::RuntimeUnavailable, why.clone())
+                }
+                Runtime::Starting | Runtime::Ready => waiting(Reason::Queued, ""),
+            },
+        }
+    }
+
+    /// What became of an image that was there, and what to do.
+    fn evicted(&self, key: &ImageKey) -> Cow<'static, str> {
+        let memory = self.memory.get(key);
+        let times = memory.map_or(0, |memory| memory.evictions.len());
+        if times > 1 {
+            format!("{EVICTED}; it was removed {times} times within an hour").into()
+        } else {
+            EVICTED.into()
+        }
+    }
+
+    /// Who wants this image gone.
+    fn unwanted(&self, key: &ImageKey) -> Option<&Unwanted> {
+        let desired = self.desired.known()?;
+        desired.absent.get(key).filter(|unwanted| !unwanted.paused)
     }
 
     /// How often an image, or its registry if that is being left alone, has failed in a row, and when it is tried again.
@@ -140,11 +203,42 @@ impl World {
 }
 
 /// What to look at when images disappear.
-const EVICTED: &str = "something else on the node removed this image: look at the kubelet's imageGCHighThresholdPercent and imageMaximumGCAge, and at image cleaners";
+const EVICTED: &str = "something else on the node removed this image: pin it (spec.pin), or look at the kubelet's imageGCHighThresholdPercent and imageMaximumGCAge, and at image cleaners";
 
 /// Why nothing is pulled although nothing is wrong.
 const YIELDING: &str =
     "something else is downloading images on this node, such as a pod that starts: it goes first";
+
+/// Why nothing is done.
+const PAUSED: &str = "spec.paused is set";
+
+/// Why an image is not pinned.
+const BEYOND: &str = "it is not pinned: the images that are pinned already take all that may be pinned on this node (--max-pinned-percent)";
+
+/// Why an image is not removed.
+const NOT_OWNED: &str = "this agent has not pulled it: it was there before, or something else has pulled it, and it stays";
+
+impl Leaving {
+    /// The state of an image that leaves.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match &self.kept {
+            Some((reason, why)) => kept(*reason, why.clone()),
+            None => (ImageState::Removing, None, None),
+        }
+    }
+}
+
+/// One wants it, and another wants it gone.
+fn contended(wanted: &Wanted, unwanted: &Unwanted) -> State {
+    let (by, other) = (&wanted.by, &unwanted.by);
+    let message = format!("{other} wants it gone; it stays, because {by} wants it");
+    kept(Reason::WantedElsewhere, message)
+}
+
+fn kept(reason: Reason, message: impl Into<Cow<'static, str>>) -> State {
+    (ImageState::Ready, Some(reason), Some(message.into()))
+}
 
 fn failed(reason: Reason, message: impl Into<Cow<'static, str>>) -> State {
     (ImageState::Failed, Some(reason), Some(message.into()))

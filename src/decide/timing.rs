@@ -55,6 +55,12 @@ pub struct Timing {
     pub lease_spare: Duration,
     /// How long what was downloaded is kept after nobody wants the image any more: an edit may be mended.
     pub lease_kept: Duration,
+    /// How long an image that is to be removed is left there after nobody wants it any more: an edit may be mended.
+    pub removal: Duration,
+    /// How often it is looked whether something still keeps an image that is to be removed.
+    pub kept_look: Duration,
+    /// Between attempts to write something about an image into the runtime.
+    pub chore_retry: Doubling,
     /// How often the node's downloads are looked at, while there is something to pull.
     pub traffic: Duration,
     /// Of what was not looked at for this long nothing is known.
@@ -133,6 +139,9 @@ impl Default for Timing {
             lease: Duration::from_hours(7 * 24),
             lease_spare: Duration::from_hours(24),
             lease_kept: Duration::from_mins(10),
+            removal: Duration::from_mins(10),
+            kept_look: Duration::from_mins(1),
+            chore_retry: Doubling::seconds(10, 5 * 60),
             traffic: Duration::from_secs(1),
             traffic_unseen: Duration::from_secs(10),
             unpack: Duration::from_hours(1),

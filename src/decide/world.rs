@@ -8,14 +8,19 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::brought::Brought;
+use super::chores::Chores;
 use super::desired::{Desired, ImageKey, Wanted};
+use super::holdings::Holdings;
 use super::inputs::{Known, SecretName};
 use super::leases::Leases;
 use super::memory::{Failed, Memory, later};
 use super::node_sources::NodeSources;
+use super::pins::{Pins, pins};
 use super::pull_secrets::PullSecrets;
 use super::refresh::{Refresh, Refreshes, Resolved};
 use super::registries::{Credentials, Hold, News, Registries, Scope};
+use super::removal::Removals;
 use super::timing::Timing;
 use super::traffic::{Traffic, Yielding};
 use super::{backoff, credentials};
@@ -125,6 +130,20 @@ pub struct World {
     pub pulls: BTreeMap<ImageKey, Pull>,
     /// What is remembered of wanted images.
     pub memory: BTreeMap<ImageKey, Memory>,
+    /// The images that concern this agent, and whose they are, when the runtime last answered.
+    pub holdings: Holdings,
+    /// What this agent has pulled, where the runtime does not keep that.
+    pub brought: Brought,
+    /// The images that are to be removed.
+    pub removals: Removals,
+    /// Which pins are to change.
+    pub pins: Pins,
+    /// How many bytes pinned images may take on the disk, where that is known.
+    pub pin_budget: Option<u64>,
+    /// Whether the runtime heeds pins, once one was tried.
+    pub pinning: Option<bool>,
+    /// What is being written into the runtime.
+    pub chores: Chores,
     /// Our leases in the runtime.
     pub leases: Leases,
     /// What is known of pull secrets.
@@ -170,7 +189,7 @@ impl World {
                 pull.overtaken.by_secrets |=
                     before.is_some_and(|before| before.secrets(key) != desired.secrets(key));
             }
-            self.asked.retain(|key, _| desired.images.contains_key(key));
+            self.asked.retain(|key, _| desired.concerns(key));
             self.secrets.keep_named(desired);
             self.node.keep_wanted(desired);
         }
@@ -327,10 +346,13 @@ impl World {
         };
         let mut evicted = Vec::new();
         for (key, found) in answer {
-            if !desired.images.contains_key(&key) {
+            if !desired.concerns(&key) {
                 continue;
             }
             let before = self.asked.insert(key.clone(), found.clone()).flatten();
+            if !desired.images.contains_key(&key) {
+                continue;
+            }
             match (before, found) {
                 (_, Some(image)) => {
                     let memory = self.memory.entry(key.clone()).or_default();
@@ -338,6 +360,7 @@ impl World {
                     let found = || Resolved::found(now.monotonic, &key, chance);
                     memory.refresh.resolved.get_or_insert_with(found);
                 }
+                (Some(_), None) if self.chores.removes(&key) => {}
                 (Some(_), None) => {
                     let memory = self.memory.entry(key.clone()).or_default();
                     memory.evicted(now, timing, chance);
@@ -363,8 +386,14 @@ impl World {
     pub fn tend(&mut self, now: Duration, timing: &Timing) {
         self.yielding = self.traffic.yielding(now, timing);
         let Known::Known(desired) = &self.desired else {
+            self.removals.forget();
             return;
         };
+        if self.runtime == Runtime::Ready {
+            let (asked, holdings) = (&self.asked, &self.holdings);
+            self.removals.tend(desired, asked, holdings, now, timing);
+            self.pins = pins(desired, asked, holdings, self.pin_budget);
+        }
         for (key, pull) in &mut self.pulls {
             let patience = desired.images.get(key).map(|wanted| wanted.patience);
             if let Some(patience) = patience
@@ -563,10 +592,16 @@ impl World {
 
     /// Whether there is a wanted image that the runtime was never asked for.
     pub(super) fn question_open(&self, desired: &Desired) -> bool {
-        desired
+        let wanted = desired
             .images
             .iter()
-            .any(|(key, wanted)| wanted.reference.is_ok() && !self.asked.contains_key(key))
+            .map(|(key, image)| (key, &image.reference));
+        let unwanted = desired
+            .absent
+            .iter()
+            .map(|(key, image)| (key, &image.reference));
+        let mut all = wanted.chain(unwanted);
+        all.any(|(key, reference)| reference.is_ok() && !self.asked.contains_key(key))
     }
 
     /// What the runtime has under this name, when it last answered.

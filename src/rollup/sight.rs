@@ -56,6 +56,7 @@ impl Sight {
                     self.fleet.delete_node(&name);
                 }
             }
+            Event::Lost | Event::Resumed => {}
         }
     }
 
@@ -79,6 +80,7 @@ impl Sight {
                     self.fleet.delete_report(&name, now);
                 }
             }
+            Event::Lost | Event::Resumed => {}
         }
     }
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::api::image_cache::NodeState;
 use crate::api::node_image_cache::ListReport;
-use crate::api::{ImageCache, ImageCacheStatus, ImageState, NodeImageCache};
+use crate::api::{ImageCache, ImageCacheStatus, ImageState, NodeImageCache, Reason};
 use crate::decide::fleet::{Contact, Entry, Failure, Image, Node, Report};
 
 /// A Node: its labels, and whether it is ready.
@@ -56,9 +56,23 @@ pub struct ReportObject {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ReportStatus {
+    runtime: RuntimeEntry,
     caches: Vec<CacheEntry>,
     images: Vec<ImageEntry>,
     images_omitted: i32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+struct RuntimeEntry {
+    pinning: bool,
+}
+
+impl Default for RuntimeEntry {
+    fn default() -> Self {
+        // An older agent does not say.
+        Self { pinning: true }
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -141,6 +155,7 @@ impl ReportObject {
                 .collect(),
             status.images_omitted > 0,
         )
+        .with_pins(status.runtime.pinning)
     }
 }
 
@@ -166,7 +181,16 @@ impl ImageEntry {
     fn fold(self) -> Option<Image> {
         let state = self.state?;
         // A pull's message may tell how far it is: no summary is written for that.
-        let tells = matches!(state, ImageState::Waiting | ImageState::Failed);
+        let kept = [
+            Reason::InUse,
+            Reason::Shared,
+            Reason::NotOwned,
+            Reason::WantedElsewhere,
+            Reason::PinBudget,
+        ];
+        let is_kept = |reason: &String| kept.iter().any(|kept| kept.as_str() == reason);
+        let tells = matches!(state, ImageState::Waiting | ImageState::Failed)
+            || self.reason.as_ref().is_some_and(is_kept);
         Some(Image {
             key: self.image,
             state,
@@ -326,6 +350,10 @@ mod tests {
             state,
             digest: Some("sha256:1".to_owned()),
             bytes: Some(1),
+            origin: None,
+            removal_policy: None,
+            pinned: false,
+            evictions: None,
             attempts: None,
             next_attempt: None,
             progress: None,
@@ -401,7 +429,7 @@ mod tests {
     fn what_a_newer_agent_writes_is_read_as_far_as_it_is_known() {
         let read = report(&json!({
             "caches": [{"uid": "u", "observedGeneration": 1, "state": "Hibernating", "failures": [{"image": "a", "reason": "NewReason"}]}],
-            "images": [{"image": "a", "state": "Removing"}, {"image": "b", "state": "Failed", "reason": "NewReason", "more": 1}],
+            "images": [{"image": "a", "state": "Thawing"}, {"image": "b", "state": "Failed", "reason": "NewReason", "more": 1}],
         }));
         let entry = read.entry("u").unwrap();
         assert_eq!(

@@ -24,6 +24,12 @@ pub(super) const NAMESPACE: &str = "k8s.io";
 /// Marks a lease as ours; its value is the image that it is for.
 const OURS: &str = "imagecache.dev/lease";
 
+/// Marks the lease of an image that is to be removed once nobody wants it.
+const REMOVABLE: &str = "imagecache.dev/removable";
+
+/// Names the image that a pull under the lease may replace.
+const REPLACES: &str = "imagecache.dev/replaces";
+
 /// From this time on containerd may collect the lease.
 const EXPIRES: &str = "containerd.io/gc.expire";
 
@@ -42,6 +48,10 @@ pub struct Lease {
     pub id: String,
     /// The image that it was made for.
     pub image: String,
+    /// The image is to be removed once nobody wants it.
+    pub removable: bool,
+    /// The ID of the image that was there under this name when the lease was made: a pull that ends with it has brought nothing.
+    pub replaces: Option<String>,
     /// When containerd may collect it. It does so with the next collection that something else
     /// causes, which may be much later.
     pub expires: Option<Timestamp>,
@@ -90,6 +100,12 @@ impl Containerd {
     /// time among them, cannot be changed.
     pub async fn create_lease(&self, lease: &Lease) -> Result<(), RuntimeError> {
         let mut labels = HashMap::from([(OURS.to_owned(), lease.image.clone())]);
+        if let Some(id) = &lease.replaces {
+            labels.insert(REPLACES.to_owned(), id.clone());
+        }
+        if lease.removable {
+            labels.insert(REMOVABLE.to_owned(), "true".to_owned());
+        }
         if let Some(time) = lease.expires {
             labels.insert(EXPIRES.to_owned(), time.to_string());
         }
@@ -148,6 +164,8 @@ impl Containerd {
             .into_iter()
             .filter_map(|mut lease| {
                 Some(Lease {
+                    removable: lease.labels.contains_key(REMOVABLE),
+                    replaces: lease.labels.remove(REPLACES),
                     image: lease.labels.remove(OURS)?,
                     expires: lease.labels.get(EXPIRES).and_then(|time| time.parse().ok()),
                     id: lease.id,

@@ -25,6 +25,8 @@ pub struct Metrics {
     pulled_bytes: Counter,
     images: Family<ImageLabels, Gauge>,
     downloading: [Gauge; 2],
+    evictions: Counter,
+    removals: Counter,
     api_writes: Family<WriteLabels, Counter>,
     leader: Gauge,
 }
@@ -56,6 +58,8 @@ impl Default for Metrics {
             pulled_bytes: Counter::default(),
             images: Family::default(),
             downloading: Default::default(),
+            evictions: Counter::default(),
+            removals: Counter::default(),
             api_writes: Family::default(),
             leader: Gauge::default(),
         };
@@ -103,6 +107,16 @@ impl Metrics {
             total.clone(),
         );
         registry.register(
+            "evictions",
+            "Wanted images that something else removed from this node",
+            self.evictions.clone(),
+        );
+        registry.register(
+            "removals",
+            "Images that nobody wanted any more, and that were removed",
+            self.removals.clone(),
+        );
+        registry.register(
             "api_writes",
             "Writes to the API server, by resource and result",
             self.api_writes.clone(),
@@ -124,6 +138,16 @@ impl Metrics {
             .inc();
         self.pull_seconds.observe(took.as_secs_f64());
         self.pulled_bytes.inc_by(bytes);
+    }
+
+    /// Counts a wanted image that something else removed.
+    pub fn evicted(&self) {
+        self.evictions.inc();
+    }
+
+    /// Counts an image that was removed as nobody wanted it any more.
+    pub fn removed(&self) {
+        self.removals.inc();
     }
 
     /// Counts a pull that failed for this reason.

@@ -10,7 +10,9 @@ use imagecache_agent::api::{ImageCacheSpec, ImageList, NodeImageCacheStatus};
 use imagecache_agent::credentials::NoCluster;
 use imagecache_agent::decide::spread::Spread;
 use imagecache_agent::decide::world::Runtime;
-use imagecache_agent::decide::{Cache, CacheName, Caches, Inputs, Known, Node, SecretName, Timing};
+use imagecache_agent::decide::{
+    Cache, CacheName, Caches, Inputs, IsCurrent, Known, Node, SecretName, Timing,
+};
 use imagecache_agent::runtime::Endpoint;
 use imagecache_agent::telemetry::Metrics;
 use testbed::wait_for;
@@ -98,6 +100,12 @@ impl Agent {
         count.map_or(0, |count| count.parse().unwrap())
     }
 
+    /// What the agent before this one has reported.
+    pub fn inherits(&self, reported: Option<&NodeImageCacheStatus>) {
+        let reported = reported.cloned().map(Arc::new);
+        self.inputs.send_modify(|inputs| inputs.reported = reported);
+    }
+
     /// Each object by its name and priority, with its images.
     pub fn wants(&self, objects: &[(&str, i32, &[&str])]) {
         let specs = objects.iter().map(|(name, priority, images)| {
@@ -127,9 +135,15 @@ impl Agent {
                 (name, Arc::new(cache))
             })
             .collect();
+        let reported = self.inputs.borrow().reported.clone();
         self.inputs.send_replace(Inputs {
+            reported,
             caches: Known::Known(Arc::new(caches)),
             node: Known::Known(Node::default()),
+            is_current: IsCurrent {
+                caches: true,
+                node: true,
+            },
             ..Inputs::default()
         });
     }

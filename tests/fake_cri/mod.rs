@@ -197,24 +197,42 @@ fn named(image: Option<cri::ImageSpec>) -> String {
     image.unwrap_or_default().image
 }
 
-/// The same for all tags of a repository, as an ID is.
-fn image(reference: &str) -> cri::Image {
-    let digested = reference.contains('@');
-    cri::Image {
-        id: format!("sha256:{:064x}", reference.len()),
-        repo_tags: if digested {
-            Vec::new()
-        } else {
-            vec![reference.to_owned()]
-        },
-        repo_digests: if digested {
-            vec![reference.to_owned()]
-        } else {
-            Vec::new()
-        },
-        size: 1000,
-        pinned: false,
+fn repository(reference: &str) -> &str {
+    let name = reference
+        .split_once('@')
+        .map_or(reference, |(name, _)| name);
+    match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name,
     }
+}
+
+/// The ID of an image: the same for all names of a repository.
+fn id(reference: &str) -> String {
+    let number = repository(reference)
+        .bytes()
+        .fold(0_u64, |sum, byte| sum.wrapping_mul(131) + u64::from(byte));
+    format!("sha256:{number:064x}")
+}
+
+/// The images that have these names.
+fn images(names: &BTreeSet<String>) -> Vec<cri::Image> {
+    let mut images = BTreeMap::<String, cri::Image>::new();
+    for name in names {
+        let id = id(name);
+        let image = images.entry(id.clone()).or_insert_with(|| cri::Image {
+            repo_digests: vec![format!("{}@{id}", repository(name))],
+            id,
+            size: 1000,
+            ..cri::Image::default()
+        });
+        if !name.contains('@') {
+            image.repo_tags.push(name.clone());
+        } else if !image.repo_digests.contains(name) {
+            image.repo_digests.push(name.clone());
+        }
+    }
+    images.into_values().collect()
 }
 
 #[tonic::async_trait]
@@ -265,12 +283,7 @@ impl ImageService for Service {
         _: Request<cri::ListImagesRequest>,
     ) -> Result<Response<cri::ListImagesResponse>, Status> {
         self.hear("ListImages".to_owned()).await;
-        let state = self.state();
-        let images = state
-            .images
-            .iter()
-            .map(|reference| image(reference))
-            .collect();
+        let images = images(&self.state().images);
         Ok(Response::new(cri::ListImagesResponse { images }))
     }
 
@@ -281,10 +294,10 @@ impl ImageService for Service {
         let reference = named(request.into_inner().image);
         self.hear(format!("ImageStatus {reference}")).await;
         let state = self.state();
-        let image = state
-            .images
-            .get(&reference)
-            .map(|reference| image(reference));
+        let is_there = state.images.contains(&reference);
+        let id = if is_there { id(&reference) } else { reference };
+        let mut all = images(&state.images).into_iter();
+        let image = all.find(|image| image.id == id);
         Ok(Response::new(cri::ImageStatusResponse {
             image,
             ..cri::ImageStatusResponse::default()
@@ -302,7 +315,7 @@ impl ImageService for Service {
             None | Some(Pull::Succeeds) => {
                 self.state().images.insert(reference.clone());
                 Ok(Response::new(cri::PullImageResponse {
-                    image_ref: image(&reference).id,
+                    image_ref: id(&reference),
                 }))
             }
             Some(Pull::Fails(code, message)) => Err(Status::new(code, message)),
@@ -316,7 +329,10 @@ impl ImageService for Service {
     ) -> Result<Response<cri::RemoveImageResponse>, Status> {
         let reference = named(request.into_inner().image);
         self.hear(format!("RemoveImage {reference}")).await;
-        self.state().images.remove(&reference);
+        // Every name of the image goes, as with real runtimes.
+        self.state()
+            .images
+            .retain(|name| id(name) != id(&reference));
         Ok(Response::new(cri::RemoveImageResponse {}))
     }
 

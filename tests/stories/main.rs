@@ -21,12 +21,14 @@ mod labels;
 mod lists;
 mod node_credentials;
 mod nodes;
+mod pinning;
 #[path = "../plugin/mod.rs"]
 mod plugin;
 mod presence;
 mod progress;
 mod refresh;
 mod registries;
+mod removal;
 mod resume;
 mod secrets;
 mod start;

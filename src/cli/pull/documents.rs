@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
-use crate::api::{GROUP, ImageCacheSpec, ImageList, SpecError, VERSION};
+use crate::api::{Ensure, GROUP, ImageCacheSpec, ImageList, SpecError, VERSION};
 use crate::decide::{Cache, CacheName, Caches};
 use crate::image::{InvalidReference, Reference};
 
@@ -276,6 +276,17 @@ fn read_object(
     }
     let spec = ImageCacheSpec::read(object.get("spec").ok_or(ObjectError::Missing("spec"))?)?;
     spec.check()?;
+    if spec.ensure == Ensure::Absent {
+        let (field, message) = (
+            "spec.ensure",
+            "Absent removes images, and pull only brings them",
+        );
+        return Err(SpecError::Invalid {
+            field: field.to_owned(),
+            message: message.to_owned(),
+        }
+        .into());
+    }
     for (list, images) in spec.cache_spec.iter().map(|list| &list.images).enumerate() {
         for (index, image) in images.iter().enumerate() {
             check_image(image, || format!("spec.cacheSpec[{list}].images[{index}]"))?;
@@ -420,8 +431,12 @@ mod tests {
             ),
             (object("a", "{cacheSpec: []}"), "file.yaml: document 1 (line 1): spec.cacheSpec: has 0 lists, needs 1 to 64"),
             (
+                object("a", "{cacheSpec: [{images: [a]}], turnedRound: true}"),
+                "file.yaml: document 1 (line 1): spec.turnedRound: this version of imagecache-agent does not know this field",
+            ),
+            (
                 object("a", "{cacheSpec: [{images: [a]}], ensure: Absent}"),
-                "file.yaml: document 1 (line 1): spec.ensure: this version of imagecache-agent does not know this field",
+                "file.yaml: document 1 (line 1): spec.ensure: Absent removes images, and pull only brings them",
             ),
             (object("a", "{cacheSpec: [{images: [a], images: [b]}]}"), "file.yaml: document 1: "),
             (

@@ -14,7 +14,8 @@ pub const ATTEMPTS: i32 = 3;
 #[must_use]
 pub fn is_final(image: &ImageReport) -> bool {
     match (image.state, image.reason) {
-        (ImageState::Ready, _) | (ImageState::Waiting, Some(Reason::Paused)) => true,
+        (ImageState::Ready | ImageState::Removing | ImageState::Removed, _)
+        | (ImageState::Waiting, Some(Reason::Paused)) => true,
         (ImageState::Pulling | ImageState::Waiting, _) => false,
         (
             ImageState::Failed,
@@ -40,6 +41,10 @@ pub fn unasked<'a>(images: impl Iterator<Item = &'a str>) -> NodeImageCacheStatu
         state: ImageState::Waiting,
         digest: None,
         bytes: None,
+        origin: None,
+        removal_policy: None,
+        pinned: false,
+        evictions: None,
         attempts: None,
         next_attempt: None,
         progress: None,
@@ -151,6 +156,10 @@ mod tests {
             state,
             digest: None,
             bytes: None,
+            origin: None,
+            removal_policy: None,
+            pinned: false,
+            evictions: None,
             attempts: Some(attempts),
             next_attempt: None,
             progress: None,

@@ -159,7 +159,10 @@ impl Screen {
                 {
                     Some(format!("pulling  {}", image.image))
                 }
-                ImageState::Pulling | ImageState::Waiting => None,
+                ImageState::Pulling
+                | ImageState::Waiting
+                | ImageState::Removing
+                | ImageState::Removed => None,
             };
             lines.extend(line);
             let pulling_since = (image.state == ImageState::Pulling)

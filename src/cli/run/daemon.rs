@@ -18,9 +18,9 @@ use crate::cli::flags::RuntimeFlags;
 use crate::cli::{UsageError, terminated};
 use crate::cluster::{self, Cluster, ClusterSecrets, Scale, lease};
 use crate::credentials::NodeCredentials;
-use crate::decide::Inputs;
 use crate::decide::spread::Spread;
 use crate::decide::world::Runtime;
+use crate::decide::{Inputs, Timing};
 use crate::rollup;
 use crate::runtime::{Endpoint, discover};
 use crate::telemetry::admin::{self, Admin};
@@ -173,6 +173,7 @@ impl Daemon<'_> {
         });
 
         let flags = self.flags.runtime.clone();
+        let removal = self.flags.removal_delay;
         let stop = self.stop.clone();
         let metrics = self.metrics.clone();
         self.start("agent", async move {
@@ -183,7 +184,10 @@ impl Daemon<'_> {
                 endpoint,
                 max_parallel_pulls: flags.max_parallel_pulls.get(),
                 yield_to_pods: flags.yield_to_pods,
-                timing: flags.timing(),
+                timing: Timing {
+                    removal,
+                    ..flags.timing()
+                },
             };
             let channels = Channels {
                 inputs: told,

@@ -55,6 +55,11 @@ pub struct Flags {
     #[arg(long, env = "IMAGECACHE_MAX_START_JITTER", value_name = "TIME", default_value = "60s", value_parser = duration_or_zero)]
     max_start_jitter: Duration,
 
+    /// How long an image that is to be removed stays after nobody wants it any more, such as 10m: an edit may be mended, and when the
+    /// resource definitions are deleted, the images stay.
+    #[arg(long, env = "IMAGECACHE_REMOVAL_DELAY", value_name = "TIME", default_value = "10m", value_parser = duration_or_zero)]
+    removal_delay: Duration,
+
     #[command(flatten)]
     runtime: RuntimeFlags,
 

@@ -29,6 +29,8 @@ pub struct Report {
     images: Arc<[Arc<Image>]>,
     /// Images that the report leaves out are ready: it lists the others first.
     unlisted_are_ready: bool,
+    /// The node's runtime protects images that are pinned.
+    pub pins: bool,
 }
 
 /// What a node has of one `ImageCache`.
@@ -126,7 +128,15 @@ impl Report {
             entries: entries.into_iter().map(Arc::new).collect(),
             images: images.into_iter().map(Arc::new).collect(),
             unlisted_are_ready,
+            pins: true,
         }
+    }
+
+    /// The same of a node whose runtime protects pinned images, or does not.
+    #[must_use]
+    pub const fn with_pins(mut self, pins: bool) -> Self {
+        self.pins = pins;
+        self
     }
 
     /// Takes the copies that other nodes' reports have too.

@@ -125,6 +125,9 @@ fn world(refresh: Option<Duration>, present: Option<PresentImage>) -> World {
         secrets: Vec::new(),
         patience: Duration::from_mins(5),
         refresh,
+        removable: false,
+        pin: false,
+        by: Arc::default(),
     };
     desired.images.insert(IMAGE.into(), wanted);
     let mut world = World::default();

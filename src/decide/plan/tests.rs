@@ -40,6 +40,9 @@ fn wanting(images: &[(&str, i32)]) -> Known<Desired> {
                 secrets: Vec::new(),
                 patience: Duration::from_mins(5),
                 refresh: None,
+                removable: false,
+                pin: false,
+                by: Arc::default(),
             },
         );
     }

@@ -8,7 +8,7 @@ use super::sentences::{Counted, MOST_NAMED, Named, Names, some, verb};
 use super::view::{Selected, View};
 use crate::api::SpecError;
 use crate::api::condition::{condition, find};
-use crate::api::image_cache::NodeState;
+use crate::api::image_cache::{Ensure, NodeState};
 use crate::decide::bytes::of;
 use crate::decide::inputs::Cache;
 
@@ -145,9 +145,8 @@ fn ready(view: &View) -> Said {
             "reachable "
         };
         let nodes = verb(reachable, "node", "nodes");
-        let have = verb(ready, "has", "have");
         clauses.push(format!(
-            "{ready} of {reachable} {of}{nodes} {have} {}",
+            "{ready} of {reachable} {of}{nodes} {}",
             images(view, ready)
         ));
         let in_order = [NodeState::Failed, NodeState::Pulling, NodeState::Pending];
@@ -159,6 +158,7 @@ fn ready(view: &View) -> Said {
             clauses.push(format!("{nodes} {are} unreachable: {unreachable}"));
         }
     }
+    clauses.extend(kept(view));
     clauses.extend(lists);
     match ready {
         0 => Said::new(false, "NodesNotReady", &clauses),
@@ -193,7 +193,10 @@ fn progressing(view: &View) -> Said {
         view.count(NodeState::Ready),
         view.count(NodeState::Unreachable),
     ) {
-        (_, 0) => nothing("every node has its images"),
+        (_, 0) => nothing(match view.spec.ensure {
+            Ensure::Present => "every node has its images",
+            Ensure::Absent => "every node is rid of its images",
+        }),
         (0, _) => {
             let waits = format!(
                 "no node can be reached: {}",
@@ -201,7 +204,10 @@ fn progressing(view: &View) -> Said {
             );
             Said::new(true, "Waiting", &[waits])
         }
-        _ => nothing("every node that can be reached has its images"),
+        _ => nothing(match view.spec.ensure {
+            Ensure::Present => "every node that can be reached has its images",
+            Ensure::Absent => "every node that can be reached is rid of its images",
+        }),
     }
 }
 
@@ -259,6 +265,7 @@ fn degraded(view: &View) -> Said {
         add("NoReport", vec![clause]);
     }
     add("DigestDrift", drift(view));
+    add("PinningUnavailable", unpinned(view));
     if clauses.is_empty() {
         clauses.push("no image failed, and every node can be reached".to_owned());
     }
@@ -301,6 +308,21 @@ fn drift(view: &View) -> Vec<String> {
     }))
 }
 
+/// Which nodes cannot pin, and which images the budgets have no room for.
+fn unpinned(view: &View) -> Vec<String> {
+    let nodes = &view.unpinned;
+    let runtimes = (nodes.count() > 0).then(|| {
+        format!("the runtime cannot pin images on {nodes} (is it older than containerd 1.6.21?)")
+    });
+    let images = view.images.iter();
+    let images = images.filter(|image| view.spec.pin && image.unpinned.count() > 0);
+    let images = images.map(|image| {
+        let (image, nodes) = (image.written, &image.unpinned);
+        format!("{image} is not pinned on {nodes}: PinBudget")
+    });
+    some(runtimes.into_iter().chain(images))
+}
+
 /// Enough of a digest to tell it from others.
 fn brief(digest: &str) -> &str {
     let algorithm = digest.find(':').map_or(0, |colon| colon + 1);
@@ -318,14 +340,29 @@ fn names<'a>(view: &View<'a>, state: NodeState) -> Names<'a> {
     view.in_state(state).map(|node| node.name).collect()
 }
 
-/// What each node should have: all images of the spec, if it is the same for all.
+/// Which images stay although they are to be gone, on which nodes, why.
+fn kept(view: &View) -> Vec<String> {
+    let kept = view.images.iter().flat_map(|image| {
+        image.kept.iter().map(|(reason, (nodes, message))| {
+            format!("{} stays on {nodes}: {reason}: {message}", image.written)
+        })
+    });
+    some(kept)
+}
+
+/// What each node should have, or be rid of: all images of the spec, if it is the same for all.
 fn images(view: &View, ready: usize) -> String {
     let all = view.images.len();
-    match all {
+    let have = match view.spec.ensure {
+        Ensure::Present => verb(ready, "has", "have"),
+        Ensure::Absent => verb(ready, "is rid of", "are rid of"),
+    };
+    let images = match all {
         1 => "the image".to_owned(),
         all if view.nodes.iter().all(|node| node.total == all) => format!("all {all} images"),
         _ => format!("all of {} images", verb(ready, "its", "their")),
-    }
+    };
+    format!("{have} {images}")
 }
 
 impl Selected<'_> {

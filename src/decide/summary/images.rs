@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::count;
 use super::sentences::Names;
-use crate::api::image_cache::{ImageCacheSpec, ImageResult};
-use crate::api::reason::ImageState;
+use crate::api::image_cache::{Ensure, ImageCacheSpec, ImageResult};
+use crate::api::reason::{ImageState, Reason};
 use crate::decide::fleet::{self, Report};
 use crate::image::Reference;
 
@@ -17,7 +17,10 @@ const MOST_IMAGES: usize = 50;
 const MOST_DIGESTS: usize = 5;
 
 /// The distinct images of a spec, in its order.
-pub struct Images<'a>(Vec<Image<'a>>);
+pub struct Images<'a> {
+    all: Vec<Image<'a>>,
+    ensure: Ensure,
+}
 
 /// One image of a spec, and what the selected nodes have of it.
 pub struct Image<'a> {
@@ -30,6 +33,10 @@ pub struct Image<'a> {
     failed: usize,
     /// The nodes on which it failed, and the first cause, by reason.
     pub failures: BTreeMap<&'a str, (Names<'a>, &'a str)>,
+    /// The nodes on which it stays although it is to be gone, and the first cause, by reason.
+    pub kept: BTreeMap<&'a str, (Names<'a>, &'a str)>,
+    /// The nodes on which the budget has no room for its pin.
+    pub unpinned: Names<'a>,
     /// The nodes that have it, by digest.
     pub digests: BTreeMap<&'a str, Names<'a>>,
 }
@@ -58,18 +65,21 @@ impl<'a> Images<'a> {
                 }
             }
         }
-        Self(images)
+        Self {
+            all: images,
+            ensure: spec.ensure,
+        }
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Image<'a>> {
-        self.0.iter()
+        self.all.iter()
     }
 
-    /// Counts what this node has. Failures on a node that nobody hears from are none of now.
+    /// Counts what this node has, or of what it is rid. Failures on a node that nobody hears from are none of now.
     pub fn add(
         &mut self,
         node: &'a str,
@@ -81,7 +91,7 @@ impl<'a> Images<'a> {
         let Some(report) = report else {
             return found;
         };
-        for image in &mut self.0 {
+        for image in &mut self.all {
             let lists = image.lists.iter();
             let times = lists
                 .filter(|list| selected.binary_search(list).is_ok())
@@ -90,14 +100,30 @@ impl<'a> Images<'a> {
                 continue;
             }
             let Some(reported) = report.image(&image.key) else {
-                if report.unlisted_are_ready() {
+                if report.unlisted_are_ready() || self.ensure == Ensure::Absent {
                     image.ready += 1;
                     found.ready += times;
                 }
                 continue;
             };
             match reported.state {
+                ImageState::Ready if self.ensure == Ensure::Absent => {
+                    let reason = reported.reason.as_deref().unwrap_or_default();
+                    let stays = [Reason::NotOwned, Reason::WantedElsewhere];
+                    if stays.iter().any(|stays| stays.as_str() == reason) {
+                        image.ready += 1;
+                        found.ready += times;
+                    } else {
+                        found.waiting.get_or_insert((image.written, reported));
+                    }
+                    let message = reported.message.as_deref().unwrap_or_default();
+                    let kept = image.kept.entry(reason);
+                    kept.or_insert((Names::default(), message)).0.add(node);
+                }
                 ImageState::Ready => {
+                    if reported.reason.as_deref() == Some(Reason::PinBudget.as_str()) {
+                        image.unpinned.add(node);
+                    }
                     image.ready += 1;
                     found.ready += times;
                     if let Some(digest) = &reported.digest {
@@ -111,7 +137,7 @@ impl<'a> Images<'a> {
                     let failures = image.failures.entry(reason);
                     failures.or_insert((Names::default(), message)).0.add(node);
                 }
-                ImageState::Waiting => {
+                ImageState::Waiting | ImageState::Removing => {
                     found.waiting.get_or_insert((image.written, reported));
                 }
                 _ => {}
@@ -141,6 +167,8 @@ impl<'a> Image<'a> {
             ready: 0,
             failed: 0,
             failures: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            unpinned: Names::default(),
             digests: BTreeMap::new(),
         }
     }

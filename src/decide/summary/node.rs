@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 
 use super::view::Asked;
+use crate::api::ImageState;
 use crate::api::image_cache::NodeState;
 use crate::decide::fleet::{self, Contact, Entry, Failure, Node};
 
@@ -113,6 +114,7 @@ impl Cause<'_> {
             Self::NoReport => "NoReport",
             Self::NotYet | Self::NotThisYet | Self::Generation(_) | Self::Lists => "NotReportedYet",
             Self::Failed(failure) => &failure.reason,
+            Self::Waiting(_, image) if image.state == ImageState::Removing => "Removing",
             Self::Waiting(_, image) => image.reason.as_deref().unwrap_or_default(),
         }
     }
@@ -141,6 +143,9 @@ impl fmt::Display for Cause<'_> {
             }
             Self::Lists => f.write_str("its labels changed, and it has not reported since"),
             Self::Failed(failure) => image(f, &failure.image, &failure.message),
+            Self::Waiting(written, waiting) if waiting.state == ImageState::Removing => {
+                write!(f, "{written} is about to be removed")
+            }
             Self::Waiting(written, waiting) => {
                 image(f, written, waiting.message.as_deref().unwrap_or_default())
             }

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::count;
 use super::images::Images;
 use super::node::{Cause, Verdict};
+use super::sentences::Names;
 use crate::api::ImageCacheSpec;
 use crate::api::condition::visible;
 use crate::api::image_cache::{ListStatus, NodeResult, NodeState};
@@ -36,6 +37,8 @@ pub struct View<'a> {
     pub nodes: Vec<Selected<'a>>,
     pub lists: Vec<ListStatus>,
     pub images: Images<'a>,
+    /// The nodes that cannot pin, if that is asked of them.
+    pub unpinned: Names<'a>,
     pub wake: Option<Duration>,
 }
 
@@ -62,6 +65,7 @@ impl<'a> View<'a> {
             nodes: Vec::new(),
             lists: lists.collect(),
             images: Images::new(asked.spec),
+            unpinned: Names::default(),
             wake: None,
         };
         for (name, node) in asked.fleet.nodes() {
@@ -78,6 +82,9 @@ impl<'a> View<'a> {
     /// Adds a node that these lists select.
     fn add(&mut self, asked: &Asked<'a>, name: &'a str, node: &'a Node, lists: &[usize]) {
         let report = asked.fleet.report(name, node);
+        if asked.spec.pin && report.is_some_and(|report| !report.pins) {
+            self.unpinned.add(name);
+        }
         let entry = report.and_then(|report| report.entry(asked.uid));
         let of_generation = entry.filter(|entry| entry.generation == asked.generation);
         self.count_in(lists, of_generation);

@@ -250,6 +250,12 @@ fn the_reasons_that_a_pull_can_have_are_all_recorded() {
         Reason::RefreshFailed,
         Reason::RuntimeUnavailable,
         Reason::Evicted,
+        Reason::DiskPressure,
+        Reason::PinBudget,
+        Reason::InUse,
+        Reason::Shared,
+        Reason::WantedElsewhere,
+        Reason::NotOwned,
     ];
     for reason in Reason::ALL {
         let recorded = RECORDED.iter().any(|row| row.4 == reason);

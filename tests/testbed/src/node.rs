@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::containerd::{Containerd, ContainerdOptions, Version};
 use crate::lab::Lab;
@@ -114,11 +114,16 @@ impl Node {
 
     /// Starts the kubelet, for the first time or again.
     pub fn start_kubelet(&self) -> Result<()> {
+        self.start_kubelet_with(&json!({}))
+    }
+
+    /// The same with other values for fields of its configuration.
+    pub fn start_kubelet_with(&self, other: &Value) -> Result<()> {
         let dir = self.namespace.dir();
         for folder in ["kubelet", "kubelet-pki", "pod-logs", "volume-plugins"] {
             fs::create_dir_all(dir.join(folder))?;
         }
-        let config = json!({
+        let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
@@ -148,6 +153,9 @@ impl Node {
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
         });
+        if let (Some(config), Some(other)) = (config.as_object_mut(), other.as_object()) {
+            config.extend(other.clone());
+        }
         let path = dir.join("kubelet.yaml");
         fs::write(&path, serde_json::to_vec_pretty(&config)?)?;
         let mut command = self.command(server("kubernetes", "kubelet")?);

@@ -258,9 +258,9 @@ fn a_spec_that_cannot_be_read_is_named_and_the_last_one_is_counted() {
         ),
         (
             SpecError::Unsupported {
-                field: "spec.ensure".to_owned(),
+                field: "spec.turnedRound".to_owned(),
             },
-            "False UnsupportedField: spec.ensure: this version of imagecache-agent does not know this field: \
+            "False UnsupportedField: spec.turnedRound: this version of imagecache-agent does not know this field: \
              update the agent, or remove the field; generation 2 stays in force",
         ),
     ] {
@@ -290,7 +290,7 @@ fn a_spec_that_this_process_never_could_read_keeps_what_was_counted() {
     cluster.cache.generation = 3;
     cluster.cache.spec = None;
     cluster.cache.unreadable = Some(SpecError::Unsupported {
-        field: "spec.ensure".to_owned(),
+        field: "spec.turnedRound".to_owned(),
     });
     let after = summarize(
         &cluster.cache,

@@ -1,0 +1,116 @@
+//! What is to be written into the runtime about images: whose they are, what is pinned, and what goes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::desired::{Desired, ImageKey};
+use super::holdings::{ImageId, Own};
+use super::timing::Timing;
+use super::world::World;
+
+/// One thing to do with an image.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Chore {
+    /// To write down that this agent has pulled it, and whether it is to be removed once nobody wants it.
+    Mark {
+        /// The image, and the name that it was pulled under.
+        own: Own,
+        /// Whether it is to be removed.
+        removable: bool,
+    },
+    /// To protect it from the kubelet's garbage collection.
+    Pin(ImageId),
+    /// To take that protection away.
+    Unpin(ImageId),
+    /// To remove it, unless something keeps it.
+    Remove(Own),
+}
+
+/// The chores under way, and how the last ones went. They are done one batch after the other: what is to be done next follows from
+/// what the runtime says after the last.
+#[derive(Clone, Debug, Default)]
+pub struct Chores {
+    /// The names that are being removed now. `None`: no batch is under way.
+    running: Option<BTreeSet<ImageKey>>,
+    /// The runtime has not been looked at since the last batch.
+    unseen: bool,
+    /// Batches that failed in a row.
+    failures: u32,
+    /// When the next one may begin.
+    retry: Option<Duration>,
+}
+
+impl Chores {
+    /// A batch begins.
+    pub fn began(&mut self, chores: &[Chore]) {
+        let removed = chores.iter().filter_map(|chore| match chore {
+            Chore::Remove((_, key)) => Some(key.clone()),
+            Chore::Mark { .. } | Chore::Pin(_) | Chore::Unpin(_) => None,
+        });
+        self.running = Some(removed.collect());
+    }
+
+    /// The batch has ended.
+    pub fn ended(&mut self, went_well: bool, now: Duration, timing: &Timing) {
+        self.running = None;
+        self.unseen = true;
+        if went_well {
+            (self.failures, self.retry) = (0, None);
+        } else {
+            self.failures = self.failures.saturating_add(1);
+            self.retry = Some(now + timing.chore_retry.after(self.failures));
+        }
+    }
+
+    /// The runtime was looked at.
+    pub fn seen(&mut self) {
+        self.unseen = false;
+    }
+
+    /// Whether this name is being removed.
+    #[must_use]
+    pub fn removes(&self, key: &ImageKey) -> bool {
+        self.running
+            .as_ref()
+            .is_some_and(|removed| removed.contains(key))
+    }
+}
+
+/// The next batch, and when to look for one again.
+pub(super) fn chores(
+    world: &World,
+    desired: &Desired,
+    now: Duration,
+) -> (Vec<Chore>, Option<Duration>) {
+    let state = &world.chores;
+    if state.running.is_some() || state.unseen {
+        return (Vec::new(), None);
+    }
+    if let Some(retry) = state.retry.filter(|retry| *retry > now) {
+        return (Vec::new(), Some(retry));
+    }
+    let mut chores = Vec::new();
+    for (id, holding) in &world.holdings {
+        for (key, removable) in &holding.pulled {
+            let is_here = world.image(key).is_some_and(|image| *image.id == **id);
+            if let Some(wanted) = desired.images.get(key).filter(|_| is_here)
+                && wanted.removable != *removable
+            {
+                chores.push(Chore::Mark {
+                    own: (id.clone(), key.clone()),
+                    removable: wanted.removable,
+                });
+            }
+        }
+    }
+    if world.pinning != Some(false) {
+        chores.extend(world.pins.pin.iter().cloned().map(Chore::Pin));
+    }
+    chores.extend(world.pins.unpin.iter().cloned().map(Chore::Unpin));
+    let (due, wake) = world.removals.due(now);
+    chores.extend(due.into_iter().map(Chore::Remove));
+    (chores, wake)
+}
+
+#[cfg(test)]
+mod tests;

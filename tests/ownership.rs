@@ -1,0 +1,183 @@
+//! Whose an image is, on three real containerds: it stands on the image, and a lease says so until it does.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod agent_loop;
+mod lone_runtime;
+
+use std::time::Duration;
+
+use agent_loop::{Agent, spec};
+use imagecache_agent::api::node_image_cache::{ImageReport, Origin};
+use imagecache_agent::api::{ImageCacheSpec, ImagePullPolicy, NodeImageCacheStatus, RemovalPolicy};
+use imagecache_agent::decide::Timing;
+use imagecache_agent::runtime::Lease;
+use lone_runtime::{LONG, LoneRuntime, endpoint, on_every_version};
+use testbed::{ImageSpec, wait_for};
+
+fn timing() -> Timing {
+    Timing {
+        removal: Duration::from_secs(2),
+        kept_look: Duration::from_secs(1),
+        ..Timing::default()
+    }
+}
+
+fn start(node: &LoneRuntime) -> Agent {
+    Agent::start(endpoint(&node.server.socket()), &timing())
+}
+
+fn removing(images: &[&str]) -> ImageCacheSpec {
+    ImageCacheSpec {
+        removal_policy: RemovalPolicy::Remove,
+        ..spec(images)
+    }
+}
+
+fn said<'a>(report: &'a NodeImageCacheStatus, image: &str) -> Option<&'a ImageReport> {
+    report.images.iter().find(|said| said.image == image)
+}
+
+fn is_from(report: &NodeImageCacheStatus, image: &str, origin: Origin) -> bool {
+    said(report, image).is_some_and(|said| said.origin == Some(origin))
+}
+
+async fn until_gone(node: &LoneRuntime, image: &str) {
+    wait_for("the image to be gone", LONG, async || {
+        anyhow::ensure!(!node.server.has(image).await?);
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// The agent ended after its pull did and before it wrote down that the image is its own: nothing but the lease says so.
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn an_image_whose_pull_ended_with_the_agent_is_still_the_agents() {
+    on_every_version(async |node| {
+        let image = node.push("lab/app:1", &ImageSpec::small(1)).await;
+        let containerd = node.containerd().await;
+        let lease = Lease {
+            id: "imagecache-agent-killed".into(),
+            image: image.clone(),
+            removable: true,
+            replaces: None,
+            expires: None,
+        };
+        containerd.create_lease(&lease).await.unwrap();
+        node.runtime.pull(&image, Some(&lease.id)).await.unwrap();
+
+        let agent = start(&node);
+        agent.wants_specs([("a", removing(&[&image]))].into_iter());
+        agent
+            .until("the image to be its own", |report| {
+                is_from(report, &image, Origin::Agent)
+            })
+            .await;
+        node.until_no_lease_is_left().await;
+        agent.wants_specs([].into_iter());
+        until_gone(&node, &image).await;
+    })
+    .await;
+}
+
+/// A refresh that finds nothing new runs under a lease too, and brings nothing.
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn an_image_that_was_there_stays_somebody_elses_however_often_it_is_asked_for() {
+    on_every_version(async |node| {
+        let image = node.push("lab/app:1", &ImageSpec::small(1)).await;
+        node.runtime.pull(&image, None).await.unwrap();
+        let mut wants = removing(&[&image]);
+        wants.image_pull_policy = Some(ImagePullPolicy::Always);
+        wants.refresh_interval.0.0 = Duration::from_secs(1);
+        let agent = start(&node);
+        let before = node.proxy.requests().len();
+        agent.wants_specs([("a", wants.clone())].into_iter());
+        wait_for("three refreshes", LONG, async || {
+            let asked = node.proxy.requests().len() - before;
+            anyhow::ensure!(asked >= 3, "{asked}");
+            Ok(())
+        })
+        .await
+        .unwrap();
+        let is_found = |report: &NodeImageCacheStatus| is_from(report, &image, Origin::Found);
+        agent.until("it to be somebody else's", is_found).await;
+
+        // What a refresh brings anew is the agent's, and what it replaces is not.
+        node.push("lab/app:1", &ImageSpec::small(2)).await;
+        let is_own = |report: &NodeImageCacheStatus| is_from(report, &image, Origin::Agent);
+        agent.until("the new one to be the agent's", is_own).await;
+        agent.wants_specs([].into_iter());
+        until_gone(&node, &image).await;
+        let left = node.server.ctr(&["images", "ls"]).await.unwrap();
+        assert!(
+            left.contains("lab/app@sha256:"),
+            "the one before is gone: {left}"
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn an_own_image_stays_so_whoever_pulls_it_again_and_whatever_restarts() {
+    on_every_version(async |node| {
+        let image = node.push("lab/app:1", &ImageSpec::small(1)).await;
+        let agent = start(&node);
+        agent.wants_specs([("a", removing(&[&image]))].into_iter());
+        let is_own = |report: &NodeImageCacheStatus| {
+            let said = said(report, &image);
+            said.is_some_and(|said| {
+                said.origin == Some(Origin::Agent)
+                    && said.removal_policy == Some(RemovalPolicy::Remove)
+            })
+        };
+        agent.until("it to be its own", is_own).await;
+        agent.stop.cancel();
+        agent.task.await.unwrap().unwrap();
+        node.runtime.pull(&image, None).await.unwrap();
+        node.server.stop().await.unwrap();
+        node.server.start_again().await.unwrap();
+
+        let agent = start(&node);
+        agent.wants_specs([("a", removing(&[&image]))].into_iter());
+        agent.until("it to be its own still", is_own).await;
+
+        // Removed by somebody else and pulled by somebody else: theirs.
+        agent.stop.cancel();
+        agent.task.await.unwrap().unwrap();
+        node.server.remove(&image).await.unwrap();
+        node.runtime.pull(&image, None).await.unwrap();
+        let agent = start(&node);
+        agent.wants_specs([("a", removing(&[&image]))].into_iter());
+        let is_found = |report: &NodeImageCacheStatus| is_from(report, &image, Origin::Found);
+        agent.until("it to be somebody else's", is_found).await;
+        agent.wants_specs([].into_iter());
+        tokio::time::sleep(timing().removal * 2).await;
+        assert!(node.server.has(&image).await.unwrap());
+    })
+    .await;
+}
+
+/// Two artifacts have the same empty configuration, and so the same image ID.
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn of_two_artifacts_with_one_id_only_the_own_one_goes() {
+    on_every_version(async |node| {
+        let own = node.push("lab/own:1", &ImageSpec::artifact(1)).await;
+        let other = node.push("lab/other:1", &ImageSpec::artifact(2)).await;
+        node.runtime.pull(&other, None).await.unwrap();
+        let agent = start(&node);
+        agent.wants_specs([("a", removing(&[&own]))].into_iter());
+        agent
+            .until("it to be its own", |report| {
+                is_from(report, &own, Origin::Agent)
+            })
+            .await;
+        agent.wants_specs([].into_iter());
+        until_gone(&node, &own).await;
+        assert!(node.server.has(&other).await.unwrap());
+    })
+    .await;
+}
