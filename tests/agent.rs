@@ -389,3 +389,25 @@ async fn an_image_with_a_name_of_somebody_else_is_kept_and_says_so() {
         .await;
     assert!(removals(&runtime).is_empty());
 }
+
+#[tokio::test]
+async fn a_look_at_a_runtime_that_has_everything_is_one_list() {
+    let runtime = FakeCri::start();
+    let images: Vec<String> = (0..50).map(|n| format!("r.io/app-{n}:1")).collect();
+    let images: Vec<&str> = images.iter().map(String::as_str).collect();
+    for image in &images {
+        runtime.add(image);
+    }
+    let agent = start(&runtime);
+    agent.wants(&[("a", 0, &images)]);
+    agent.until("ready", |report| report.ready == 50).await;
+    let before = runtime.requests().len();
+    wait_for("three more looks", SOON, async || {
+        anyhow::ensure!(runtime.requests().len() >= before + 3);
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let asked = runtime.requests().split_off(before);
+    assert!(asked.iter().all(|asked| asked == "ListImages"), "{asked:?}");
+}

@@ -10,6 +10,7 @@ mod fleet;
 mod manners;
 mod measure;
 mod page;
+mod scale;
 
 use std::path::PathBuf;
 

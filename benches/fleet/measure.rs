@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::fleet::{Fleet, SOON};
 use super::manners;
 use super::page::Number;
+use super::scale;
 
 /// Pulls at a time, of the agent and of the raw client.
 const PARALLEL: usize = 2;
@@ -25,8 +26,9 @@ const ROUNDS: usize = 6;
 const SMALL: usize = 20;
 const LARGE_ROUNDS: u64 = 6;
 /// Memory as it is after a start comes first, and the largest cluster last.
-const STAGES: [&str; 10] = [
-    "memory", "requests", "label", "missing", "wire", "small", "large", "registry", "yield", "many",
+const STAGES: [&str; 11] = [
+    "memory", "requests", "label", "missing", "wire", "small", "large", "registry", "yield",
+    "scale", "many",
 ];
 /// What follows a change is measured from the change on.
 const AT_ONCE: [&str; 1] = ["--max-start-jitter=0s"];
@@ -58,6 +60,7 @@ pub async fn all(
             "large" => numbers.push(large(&fleet).await?),
             "registry" => numbers.extend(manners::registry(&fleet).await?),
             "yield" => numbers.extend(manners::yielding(&mut fleet).await?),
+            "scale" => numbers.extend(scale::numbers(&fleet).await?),
             _ => numbers.push(memory(&fleet, 2000, "32 MB", 32.0).await?),
         }
         keep(&numbers, STAGES.get(index + 1..).unwrap_or_default())?;
@@ -519,7 +522,7 @@ pub async fn remove(fleet: &Fleet, name: &str) -> Result<()> {
 }
 
 /// What a process has in memory, and how much of that are pages of files.
-fn resident_megabytes(pid: u32) -> Result<(f64, f64)> {
+pub fn resident_megabytes(pid: u32) -> Result<(f64, f64)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name));

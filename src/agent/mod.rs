@@ -426,13 +426,14 @@ impl Agent {
     /// Does what the plan says, reports, and says when to wake up next.
     fn act(&mut self) -> Instant {
         let now = self.now();
-        let yielded = self.world.yielding;
+        let (began, yielded) = (Instant::now(), self.world.yielding);
         self.world.tend(now.monotonic, &self.settings.timing);
         if !self.settings.yield_to_pods {
             self.world.yielding = Yielding::No;
         }
         self.tell_yielding(yielded);
         let plan = plan(&self.world, self.settings.max_parallel_pulls, now);
+        self.channels.metrics.planned(began.elapsed());
         for key in &plan.cancel {
             self.world.cancelled(key);
             if let Some(cancel) = self.cancels.get(key) {

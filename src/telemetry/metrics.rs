@@ -25,6 +25,7 @@ pub struct Metrics {
     pulled_bytes: Counter,
     images: Family<ImageLabels, Gauge>,
     downloading: [Gauge; 2],
+    plan_seconds: Histogram,
     evictions: Counter,
     removals: Counter,
     api_writes: Family<WriteLabels, Counter>,
@@ -58,6 +59,8 @@ impl Default for Metrics {
             pulled_bytes: Counter::default(),
             images: Family::default(),
             downloading: Default::default(),
+            // From a tenth of a millisecond up to three seconds.
+            plan_seconds: Histogram::new(exponential_buckets(0.0001, 2.0, 16)),
             evictions: Counter::default(),
             removals: Counter::default(),
             api_writes: Family::default(),
@@ -106,6 +109,12 @@ impl Metrics {
             Unit::Bytes,
             total.clone(),
         );
+        registry.register_with_unit(
+            "plan_duration",
+            "How long it took to decide what to do next",
+            Unit::Seconds,
+            self.plan_seconds.clone(),
+        );
         registry.register(
             "evictions",
             "Wanted images that something else removed from this node",
@@ -138,6 +147,11 @@ impl Metrics {
             .inc();
         self.pull_seconds.observe(took.as_secs_f64());
         self.pulled_bytes.inc_by(bytes);
+    }
+
+    /// Counts a decision that took this long.
+    pub fn planned(&self, took: Duration) {
+        self.plan_seconds.observe(took.as_secs_f64());
     }
 
     /// Counts a wanted image that something else removed.
