@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-const PROTOS: [&str; 6] = [
+const PROTOS: [&str; 7] = [
     "proto/cri/v1.proto",
     "proto/containerd/version.proto",
     "proto/containerd/leases.proto",
     "proto/containerd/content.proto",
     "proto/containerd/events.proto",
     "proto/containerd/images.proto",
+    "proto/containerd/snapshots.proto",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

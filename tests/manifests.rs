@@ -21,6 +21,9 @@ use testbed::{Bound, Cluster, ClusterOptions, wait_for};
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests");
 const AGENT: &str = "system:serviceaccount:imagecache-system:imagecache-agent";
 
+/// Where containerd keeps images.
+const IMAGES: &str = "/var/lib/containerd";
+
 /// As the agents' `ServiceAccount`, for `kubectl auth can-i`.
 const AS_AGENT: &str = "--as=system:serviceaccount:imagecache-system:imagecache-agent";
 
@@ -156,7 +159,13 @@ async fn the_components_for_the_nodes_credentials_mount_folders_of_their_own_and
         let mut mounted = Vec::new();
         for volume in pod.volumes.iter().flatten() {
             let host = volume.host_path.as_ref().unwrap();
-            assert_eq!(host.type_.as_deref(), Some("Directory"), "{volume:?}");
+            // Without this one an agent does its work all the same.
+            let kind = if host.path == IMAGES {
+                "DirectoryOrCreate"
+            } else {
+                "Directory"
+            };
+            assert_eq!(host.type_.as_deref(), Some(kind), "{volume:?}");
             let mut mounts = container.volume_mounts.iter().flatten();
             let mount = mounts.find(|mount| mount.name == volume.name);
             let mount = mount.unwrap();
@@ -166,7 +175,7 @@ async fn the_components_for_the_nodes_credentials_mount_folders_of_their_own_and
             mounted.push(host.path.as_str());
         }
         mounted.sort_unstable();
-        let expected = [added, &["/run/containerd"]].concat();
+        let expected = [added, &["/run/containerd", IMAGES]].concat();
         let expected: BTreeSet<_> = expected.into_iter().collect();
         assert_eq!(mounted, Vec::from_iter(expected), "{components:?}");
 

@@ -76,7 +76,7 @@ async fn every_field_that_is_read_comes_back_filled() {
 
         let filesystems = runtime.filesystems().await.unwrap();
         assert!(
-            Path::new(&filesystems[0].path).starts_with(server.root()),
+            Path::new(&filesystems[0].path).starts_with(testbed::ROOT),
             "{filesystems:?}"
         );
         wait_for("the runtime to count its images", LONG, async || {

@@ -195,8 +195,13 @@ impl Agent {
             match kept {
                 None => {
                     self.channels.metrics.removed();
-                    info!(image = %key, "removed: nobody wants this image here any more");
+                    if self.world.removals.of(key).is_some() {
+                        info!(image = %key, "removed: nobody wants this image here any more");
+                    } else {
+                        info!(image = %key, "removed to make room: nobody wants this image here any more");
+                    }
                     self.world.removals.gone(&own);
+                    self.world.disk.changed();
                 }
                 Some(kept) => {
                     let before = self.world.removals.of(key);
@@ -205,6 +210,7 @@ impl Agent {
                         info!(image = %key, %reason, why, "nobody wants this image here any more, and it stays for now");
                     }
                     self.world.removals.kept(&own, kept, now, timing);
+                    self.world.reclaim.kept(&own, now, timing);
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::decide::desired::ImageKey;
 use crate::decide::holdings::{Holding, Holdings, Pin};
 use crate::decide::{Answers, Desired, PresentImage};
 use crate::image::Reference;
-use crate::runtime::{Containerd, Described, IdRecord, Image, Marks, Runtime, RuntimeError};
+use crate::runtime::{Containerd, Described, IdRecord, Image, Runtime, RuntimeError};
 
 /// A wanted image, as the runtime can be asked for it.
 #[derive(Clone, Debug)]
@@ -185,9 +185,9 @@ fn holdings(
     answers: &Answers,
     records: Option<Vec<IdRecord>>,
 ) -> (Holdings, Option<bool>) {
-    let mut marks: Option<BTreeMap<String, Marks>> = records.map(|records| {
+    let mut records: Option<BTreeMap<String, IdRecord>> = records.map(|records| {
         let records = records.into_iter();
-        records.map(|record| (record.id, record.marks)).collect()
+        records.map(|record| (record.id.clone(), record)).collect()
     });
     let wanted: BTreeSet<&str> = answers
         .values()
@@ -196,10 +196,12 @@ fn holdings(
         .collect();
     let (mut holdings, mut pinning) = (Holdings::new(), None);
     for image in images {
-        let (pulled, pin) = match &mut marks {
-            None => (BTreeMap::new(), Pin::None),
-            Some(marks) => {
-                let marks = marks.remove(&image.id).unwrap_or_default();
+        let (pulled, pin, created) = match &mut records {
+            None => (BTreeMap::new(), Pin::None, None),
+            Some(records) => {
+                let record = records.remove(&image.id);
+                let created = record.as_ref().and_then(|record| record.created);
+                let marks = record.map(|record| record.marks).unwrap_or_default();
                 let pin = if marks.pin_is_ours && marks.pinned {
                     pinning = Some(image.pinned);
                     Pin::Ours
@@ -214,7 +216,7 @@ fn holdings(
                 {
                     continue;
                 }
-                (marks.pulled, pin)
+                (marks.pulled, pin, created)
             }
         };
         let names = image.tags.iter().chain(&image.digests);
@@ -226,6 +228,7 @@ fn holdings(
                 .map(|(name, removable)| (name.into(), removable))
                 .collect(),
             pin,
+            created,
         };
         holdings.insert(image.id.as_str().into(), holding);
     }

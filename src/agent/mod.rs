@@ -6,6 +6,7 @@
 //! to the runtime are tasks of their own.
 
 mod chores;
+mod disk;
 mod keys;
 mod leases;
 mod look;
@@ -26,11 +27,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+pub use disk::NodeQuestions;
 pub use traffic::Downloads;
 
 use crate::api::NodeImageCacheStatus;
 use crate::credentials::{NodeCredentials, Secrets};
 use crate::decide::desired::ImageKey;
+use crate::decide::disk::{Disk, Limits};
 use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
 use crate::decide::spread::{Spread, start_delay};
@@ -40,6 +43,7 @@ use crate::decide::{Inputs, Known, Now, SecretName, Timing, desired, plan, repor
 use crate::runtime::{Containerd, Endpoint, Lease};
 use crate::telemetry::metrics::Metrics;
 use chores::Done;
+use disk::Looks;
 use keys::Sources;
 use leases::Released;
 use look::{Questions, questions};
@@ -69,6 +73,8 @@ pub struct Settings {
     pub max_parallel_pulls: usize,
     /// Pulls make way while something else downloads images.
     pub yield_to_pods: bool,
+    /// How far the disk may be filled.
+    pub disk: Limits,
     /// The intervals.
     pub timing: Timing,
 }
@@ -90,6 +96,8 @@ pub struct Channels {
     pub secrets: Arc<dyn Secrets>,
     /// The credentials of the node itself.
     pub node: Arc<NodeCredentials>,
+    /// Where the own Node is asked whether its disks are full. `None`: there is no Node.
+    pub node_asks: Option<NodeQuestions>,
     /// The pull secrets for which something waits.
     pub awaited: channel::Sender<BTreeSet<Arc<SecretName>>>,
     /// Where pulls are counted.
@@ -116,6 +124,7 @@ pub async fn run(
     let watch = tokio::spawn(watch.run());
     let world = World {
         node: NodeSources::new(channels.node.to_string()),
+        disk: Disk::new(settings.disk),
         ..World::default()
     };
     let (subject, looked_at) = channel::channel(Subject::default());
@@ -140,6 +149,7 @@ pub async fn run(
         releases: JoinSet::new(),
         chores: JoinSet::new(),
         chores_ended: Instant::now(),
+        looks: Looks::default(),
         steps: mpsc::unbounded_channel(),
         subject,
         sight,
@@ -177,6 +187,8 @@ struct Agent {
     chores: JoinSet<Done>,
     /// When the last batch ended: an answer to an older question does not know of it.
     chores_ended: Instant,
+    /// The looks at the disk that are under way.
+    looks: Looks,
     /// What the pulls tell.
     steps: (Steps, mpsc::UnboundedReceiver<Told>),
     /// Which downloads to look at, and what was seen of them.
@@ -240,6 +252,10 @@ impl Agent {
                 }
                 Some(done) = self.chores.join_next() => match done {
                     Ok(done) => self.take_done(done),
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                },
+                Some(seen) = self.looks.tasks.join_next() => match seen {
+                    Ok(seen) => self.take_look(seen),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
                 },
                 () = sleep_until(wake) => {}
@@ -340,6 +356,11 @@ impl Agent {
                 (lease.id.clone(), image, now.monotonic + left)
             });
             self.world.leases.found(found, &self.world.pulls);
+            let images = session.images.as_ref();
+            self.world
+                .disk
+                .found(images.map(|images| images.usage.capacity));
+            self.world.pin_budget = self.world.disk.pin_budget();
         }
         self.session = Some(session);
     }
@@ -427,6 +448,8 @@ impl Agent {
     fn act(&mut self) -> Instant {
         let now = self.now();
         let (began, yielded) = (Instant::now(), self.world.yielding);
+        let every = self.channels.spread.borrow().progress;
+        self.world.disk.ask_node = self.channels.node_asks.as_ref().map(|_| every);
         self.world.tend(now.monotonic, &self.settings.timing);
         if !self.settings.yield_to_pods {
             self.world.yielding = Yielding::No;
@@ -451,6 +474,8 @@ impl Agent {
         }
         self.begin(plan.chores);
         self.look_at(plan.more);
+        let look = self.look_at_disk(plan.needs_room);
+        self.tell_disk();
         let awaited = self.world.awaited_secrets();
         self.channels.awaited.send_if_modified(|before| {
             let changed = *before != awaited;
@@ -458,7 +483,7 @@ impl Agent {
             changed
         });
         let timing = &self.settings.timing;
-        let next = [plan.wake, self.world.state_changes_at(timing, now)];
+        let next = [plan.wake, look, self.world.state_changes_at(timing, now)];
         let next = next
             .into_iter()
             .flatten()

@@ -257,7 +257,7 @@ impl Pull {
         let pull = self.runtime.pull_as(auth, &name, Some(&lease.id));
         let result = self.cancel.run_until_cancelled(pull).await;
         if let Some(Err(PullError::Failed { reason, .. })) = &result
-            && let Err(error) = give_up(containerd, &lease.id, *reason).await
+            && let Err(error) = give_up(containerd, lease, *reason).await
         {
             debug!(image = %self.key, %error, "the lease is left until nothing needs it");
         }
@@ -272,11 +272,17 @@ impl Pull {
 }
 
 /// After a failure for this reason: a lease stays if it keeps something that the next attempt can go on from.
-async fn give_up(containerd: &Containerd, lease: &str, reason: Reason) -> Result<(), RuntimeError> {
-    if matches!(reason, Reason::NoSpace | Reason::Corrupt) {
-        containerd.discard_lease(lease).await
-    } else if containerd.is_empty_lease(lease).await? {
-        containerd.delete_lease(lease).await
+async fn give_up(
+    containerd: &Containerd,
+    lease: &Lease,
+    reason: Reason,
+) -> Result<(), RuntimeError> {
+    if reason == Reason::NoSpace {
+        containerd.discard_all(lease).await
+    } else if reason == Reason::Corrupt {
+        containerd.discard_lease(&lease.id).await
+    } else if containerd.is_empty_lease(&lease.id).await? {
+        containerd.delete_lease(&lease.id).await
     } else {
         Ok(())
     }

@@ -56,7 +56,10 @@ impl Agent {
             }
             Outcome::Cancelled => {
                 let is_wanted = |desired: &Desired| desired.images.contains_key(key);
-                if self.world.desired.known().is_some_and(is_wanted) {
+                let is_wanted = self.world.desired.known().is_some_and(is_wanted);
+                if let Some(why) = self.world.disk.obstacle(key).filter(|_| is_wanted) {
+                    info!(image = %key, why, "set aside: there is no room");
+                } else if is_wanted {
                     info!(image = %key, "set aside: something else downloads images on this node");
                 } else {
                     info!(image = %key, "cancelled: nobody wants this image here any more");

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::disk::ImageFilesystem;
 use super::look::{Looked, Looker, Questions};
 use crate::api::node_image_cache::RuntimeStatus;
 use crate::decide::Timing;
@@ -24,6 +25,8 @@ pub struct Session {
     pub containerd: Option<Containerd>,
     /// Our leases that it had when the connection was made.
     pub leases: Vec<Lease>,
+    /// Where it keeps its images, if this process sees that.
+    pub images: Option<ImageFilesystem>,
     /// The same for the report.
     pub status: RuntimeStatus,
 }
@@ -111,6 +114,7 @@ impl Watch {
         let runtime = Runtime::new(self.endpoint.clone(), self.timing.runtime_call);
         let version = runtime.version().await?;
         let containerd = Containerd::ask(&runtime).await?;
+        let images = ImageFilesystem::find(&runtime, self.timing.runtime_call).await;
         let status = RuntimeStatus {
             name: version.name,
             version: version.version,
@@ -120,6 +124,7 @@ impl Watch {
             progress: containerd.is_some(),
             resume: containerd.is_some(),
             pinning: containerd.is_some(),
+            disk: images.is_some(),
         };
         let leases = match &containerd {
             Some(containerd) => containerd.leases().await?,
@@ -129,6 +134,7 @@ impl Watch {
             runtime,
             containerd,
             leases,
+            images,
             status,
         })
     }

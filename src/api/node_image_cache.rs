@@ -95,7 +95,7 @@ pub struct NodeImageCacheStatus {
     pub images: Vec<ImageReport>,
     /// Images that `images` leaves out.
     pub images_omitted: i32,
-    /// `RuntimeReady` and `CredentialsReady`: what stands in the way on this node.
+    /// `RuntimeReady`, `CredentialsReady` and `DiskPressure`: what stands in the way on this node.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
@@ -124,6 +124,8 @@ pub struct RuntimeStatus {
     pub resume: bool,
     /// It protects an image from the kubelet's garbage collection when it is asked to.
     pub pinning: bool,
+    /// The agent sees the filesystem that images are on, and stops pulls before it is full.
+    pub disk: bool,
 }
 
 /// What the node has of one `ImageCache`.

@@ -2,6 +2,7 @@
 
 mod caches;
 mod client;
+pub mod disk_pressure;
 pub mod election;
 mod error;
 pub mod inputs;

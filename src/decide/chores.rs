@@ -109,7 +109,32 @@ pub(super) fn chores(
     chores.extend(world.pins.unpin.iter().cloned().map(Chore::Unpin));
     let (due, wake) = world.removals.due(now);
     chores.extend(due.into_iter().map(Chore::Remove));
+    for own in reclaimed(world, desired, now) {
+        let remove = Chore::Remove(own);
+        if !chores.contains(&remove) {
+            chores.push(remove);
+        }
+    }
     (chores, wake)
+}
+
+/// What is removed to make room for the first image in the order of pulls for which that helps.
+fn reclaimed(world: &World, desired: &Desired, now: Duration) -> Vec<Own> {
+    if !world.disk.limits().reclaim || desired.doubt.is_some() {
+        return Vec::new();
+    }
+    let rank = |key: Option<&ImageKey>| {
+        let wanted = key.and_then(|key| desired.images.get(key));
+        wanted.map(|wanted| &wanted.rank)
+    };
+    let is_paused = |key: &ImageKey| desired.images.get(key).is_none_or(|wanted| wanted.paused);
+    let mut lacks = world.disk.lacks(&world.pulls);
+    lacks.retain(|(key, _)| !key.is_some_and(is_paused));
+    lacks.sort_by_key(|(key, _)| rank(*key));
+    let mut batches = lacks
+        .into_iter()
+        .map(|(_, lack)| world.reclaim.batch(lack, desired, &world.holdings, now));
+    batches.find(|batch| !batch.is_empty()).unwrap_or_default()
 }
 
 #[cfg(test)]

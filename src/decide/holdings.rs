@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use super::desired::{Desired, ImageKey};
 use super::world::Answers;
 
@@ -21,6 +23,8 @@ pub struct Holding {
     pub pulled: BTreeMap<ImageKey, bool>,
     /// Whose pin is on it.
     pub pin: Pin,
+    /// When it came to the node, where the runtime knows that.
+    pub created: Option<Timestamp>,
 }
 
 /// Whose pin is on an image.

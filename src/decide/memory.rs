@@ -69,6 +69,19 @@ impl Memory {
         has_failed || refresh_failed
     }
 
+    /// What failed for want of space need not wait any longer.
+    pub(super) fn room_came_back(&mut self) {
+        if self.is_for_want_of_space() {
+            self.retry = None;
+        }
+    }
+
+    /// The last attempt to pull the image filled the disk.
+    pub(super) fn is_for_want_of_space(&self) -> bool {
+        let last = self.last.as_ref();
+        last.is_some_and(|last| last.reason == Reason::NoSpace)
+    }
+
     pub(super) fn try_again(&mut self, delay: Duration, now: Now) {
         self.retry = Some(later(now, delay));
     }

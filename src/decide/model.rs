@@ -12,8 +12,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::desired::{ImageKey, Wanted};
+use super::disk::{Disk, Limits};
 use super::memory::Failed;
 use super::report::RUNTIME_READY;
+use super::usage::Usage;
 use super::world::{Outcome, PresentImage, World};
 use super::{Cache, CacheName, Caches, Inputs, Known, Node, Now, Timing, desired, plan, report};
 use crate::api::condition::find;
@@ -37,14 +39,21 @@ const IMAGES: [&str; 6] = [
     "Bad//",
 ];
 
-const CAUSES: [Reason; 6] = [
+const CAUSES: [Reason; 7] = [
     Reason::NotFound,
     Reason::RegistryUnavailable,
     Reason::Unauthorized,
     Reason::Stalled,
     Reason::NoMatchingPlatform,
     Reason::PullFailed,
+    Reason::NoSpace,
 ];
+
+const LIMITS: Limits = Limits {
+    high_percent: 80,
+    max_pinned_percent: 50,
+    reclaim: false,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -60,6 +69,8 @@ enum Step {
     /// The runtime answers again.
     FindRuntime,
     Evict(usize),
+    /// So many percent of the disk are used from now on.
+    Fill(u64),
     Restart,
     Wait(u64),
 }
@@ -126,6 +137,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::LoseRuntime),
         2 => Just(Step::FindRuntime),
         1 => (0..IMAGES.len()).prop_map(Step::Evict),
+        1 => (60_u64..100).prop_map(Step::Fill),
         1 => Just(Step::Restart),
         3 => (0_u64..4000).prop_map(Step::Wait),
     ]
@@ -141,6 +153,8 @@ struct Model {
     /// Wanted images for this platform that were there when the runtime last answered.
     seen: BTreeSet<ImageKey>,
     world: World,
+    /// Percent of the disk.
+    used: u64,
     seconds: u64,
     edits: i64,
     report: Option<NodeImageCacheStatus>,
@@ -154,7 +168,8 @@ impl Model {
             store: BTreeMap::new(),
             down: false,
             seen: BTreeSet::new(),
-            world: World::default(),
+            world: new_world(),
+            used: 0,
             seconds: 0,
             edits: 0,
             report: None,
@@ -238,12 +253,13 @@ impl Model {
             }
             // The runtime cancels the pulls of a client that is gone.
             Step::Restart => {
-                self.world = World::default();
+                self.world = new_world();
                 self.seen.clear();
                 if self.down {
                     self.world.lost_runtime("gone".into());
                 }
             }
+            Step::Fill(percent) => self.used = percent,
             Step::Wait(seconds) => self.seconds += seconds,
         }
     }
@@ -310,7 +326,18 @@ impl Model {
             self.world.has(answer, now, &timing, 0.5);
         }
 
+        let usage = Usage {
+            capacity: 100,
+            used: self.used,
+            ..Usage::default()
+        };
+        self.world.disk.saw(Some(usage), now.monotonic, &timing);
+        self.world.tend(now.monotonic, &timing);
         let plan_now = plan(&self.world, SLOTS, now);
+        assert!(
+            self.used <= 80 || plan_now.start.is_empty(),
+            "something is started although there is no room"
+        );
         assert_eq!(
             plan(&self.world, SLOTS, now),
             plan_now,
@@ -321,15 +348,9 @@ impl Model {
             "something is started while the runtime is down"
         );
         for key in plan_now.cancel {
-            assert!(
-                !self
-                    .world
-                    .desired
-                    .known()
-                    .unwrap()
-                    .images
-                    .contains_key(&key)
-            );
+            let desired = self.world.desired.known().unwrap();
+            let has_room = self.world.disk.obstacle(&key).is_none();
+            assert!(!desired.images.contains_key(&key) || !has_room, "{key}");
             self.world.cancelled(&key);
         }
         for key in plan_now.start {
@@ -351,7 +372,9 @@ impl Model {
             self.world.started(key, false, now);
         }
         let pulls = self.world.pulls.values();
-        assert!(pulls.filter(|pull| !pull.landed).count() <= SLOTS);
+        assert!(pulls.clone().filter(|pull| !pull.landed).count() <= SLOTS);
+        let mut taking = pulls.filter(|pull| !pull.landed && !pull.cancelled);
+        assert!(self.used <= 80 || taking.next().is_none());
         assert!(
             plan(&self.world, SLOTS, now).start.is_empty(),
             "a plan that was carried out starts nothing more"
@@ -431,8 +454,10 @@ impl Model {
 
     /// The runtime answers, nothing more happens from outside, and every pull succeeds.
     fn converge(&mut self) {
-        self.down = false;
+        (self.down, self.used) = (false, 0);
         for _ in 0..200 {
+            // A disk that filled up is looked at later.
+            self.seconds += 1;
             self.act();
             let desired = self.world.desired.known().unwrap();
             let needs = |wanted: &Wanted| !wanted.paused && wanted.reference.is_ok();
@@ -450,6 +475,15 @@ impl Model {
             }
         }
         panic!("it does not converge: {:?}", self.report);
+    }
+}
+
+fn new_world() -> World {
+    let mut disk = Disk::new(LIMITS);
+    disk.found(Some(100));
+    World {
+        disk,
+        ..World::default()
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::chores::{Chore, chores};
-use super::desired::{ImageKey, Rank};
+use super::desired::{Desired, ImageKey, Rank};
+use super::disk::Gate;
+use super::memory::Memory;
 use super::registries::Scope;
 use super::traffic::Yielding;
 use super::world::{Now, Pull, Runtime, World};
@@ -18,7 +20,7 @@ const REPETITIONS_IN_ORDER: u32 = 3;
 pub struct Plan {
     /// Pulls to start, the first one first.
     pub start: Vec<ImageKey>,
-    /// Pulls to end: nobody wants them any more, they have stalled, or they make way for others.
+    /// Pulls to end: nobody wants them any more, they have stalled, they make way for others, or there is no room.
     pub cancel: Vec<ImageKey>,
     /// Leases that nothing needs any more.
     pub release: Vec<String>,
@@ -28,6 +30,8 @@ pub struct Plan {
     pub chores: Vec<Chore>,
     /// More is to be pulled than is started.
     pub more: bool,
+    /// Something is being pulled, or would be if there was room: the disk is looked at.
+    pub needs_room: bool,
     /// When, on the monotonic clock, to plan again even if nothing happens.
     pub wake: Option<Duration>,
 }
@@ -58,7 +62,8 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     let yields = world.yielding == Yielding::Wholly;
     let is_over = |key: &ImageKey, pull: &Pull| {
         let is_wanted = desired.images.contains_key(key);
-        !pull.cancelled && (!is_wanted || pull.stalled.is_some() || (yields && !pull.landed))
+        let makes_way = yields || world.disk.obstacle(key).is_some();
+        !pull.cancelled && (!is_wanted || pull.stalled.is_some() || (makes_way && !pull.landed))
     };
     let cancel = world
         .pulls
@@ -79,6 +84,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     let renew: Vec<_> = world.leases.short().map(|(id, _)| id.clone()).collect();
     let short: BTreeSet<_> = world.leases.short().map(|(_, image)| image).collect();
     let mut due: Vec<Due> = Vec::new();
+    let mut needs_room = !world.pulls.is_empty();
     for (key, wanted) in &desired.images {
         // Not asked for yet: it may be there.
         let is_unknown = !world.asked.contains_key(key);
@@ -103,8 +109,12 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         };
         let hold = world.hold(key, wanted);
         let at = retry.max(hold.as_ref().map(|(_, hold)| hold.until.0));
+        let at = at.max(world.disk.not_before(key));
         if let Some(at) = at.filter(|at| *at > now.monotonic) {
             wake = Some(wake.map_or(at, |wake| wake.min(at)));
+            // It is tried as soon as there is room.
+            needs_room |=
+                world.disk.awaits_room() && memory.is_some_and(Memory::is_for_want_of_space);
             continue;
         }
         let failures = memory.map_or(0, |memory| {
@@ -125,6 +135,33 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         });
     }
     due.sort_unstable();
+    needs_room |= !due.is_empty();
+    let gate = world.disk.gate(now.monotonic);
+    due.retain(|due| gate != Gate::Closed && world.disk.obstacle(due.key).is_none());
+    let waiting = due.len();
+    let start = match gate {
+        Gate::Open => first(world, desired, due, max_parallel_pulls),
+        Gate::Unseen | Gate::Closed => Vec::new(),
+    };
+    Plan {
+        more: waiting > start.len(),
+        needs_room,
+        start,
+        cancel,
+        release,
+        renew,
+        chores,
+        wake,
+    }
+}
+
+/// Those for which there are slots and room, as far as their registries may be asked.
+fn first(
+    world: &World,
+    desired: &Desired,
+    due: Vec<Due>,
+    max_parallel_pulls: usize,
+) -> Vec<ImageKey> {
     let busy = world.pulls.iter().filter(|(_, pull)| !pull.landed);
     let slots = match world.yielding {
         Yielding::No => max_parallel_pulls,
@@ -136,25 +173,16 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
         .filter_map(|(key, _)| world.hold(key, desired.images.get(key)?))
         .map(|(scope, _)| scope)
         .collect();
-    let waiting = due.len();
-    let start: Vec<_> = due
-        .into_iter()
+    let mut room = world.disk.room(&world.pulls);
+    due.into_iter()
+        .filter(|due| world.disk.fits(due.key, &mut room))
         .filter_map(|due| {
             let is_first = due.scope.is_none_or(|scope| asked.insert(scope));
             is_first.then_some(due.key)
         })
         .take(slots)
         .cloned()
-        .collect();
-    Plan {
-        more: waiting > start.len(),
-        start,
-        cancel,
-        release,
-        renew,
-        chores,
-        wake,
-    }
+        .collect()
 }
 
 #[cfg(test)]

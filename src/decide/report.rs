@@ -29,6 +29,9 @@ const MAX_FAILURES: usize = 3;
 /// Why the node's runtime does not answer, or that it does.
 pub const RUNTIME_READY: &str = "RuntimeReady";
 
+/// Why pulls wait for the disk, or that they do not.
+pub const DISK_PRESSURE: &str = "DiskPressure";
+
 /// Which sources give no credentials, or that all do.
 pub const CREDENTIALS_READY: &str = "CredentialsReady";
 
@@ -73,6 +76,7 @@ pub fn report(
     };
     let (images, images_omitted) = images(world, [&states, &going], previous, now);
     let credentials = world.credentials();
+    let disk = world.disk.condition();
     let bytes = |key: &ImageKey| bytes(world, key);
     let conditions = previous
         .map(|report| report.conditions.as_slice())
@@ -96,6 +100,7 @@ pub fn report(
                 CREDENTIALS_READY,
                 (credentials.0, credentials.1, &credentials.2),
             ),
+            (DISK_PRESSURE, (disk.0, disk.1, &disk.2)),
         ]
         .map(|(kind, (status, reason, message))| {
             condition(conditions, kind, status, reason, message, None, now.wall)

@@ -78,6 +78,10 @@ impl World {
                 ),
             );
         }
+        // It could not be pulled whatever the last attempt said.
+        if let Some(why) = self.disk.no_room_for(key) {
+            return waiting(Reason::DiskPressure, why.to_owned());
+        }
         if let Some(last) = last {
             return failed(last.reason, last.message.clone());
         }
@@ -90,6 +94,9 @@ impl World {
         }
         if let Runtime::Down(why) | Runtime::Taken(why) = &self.runtime {
             return waiting(Reason::RuntimeUnavailable, why.clone());
+        }
+        if let Some(why) = self.disk.obstacle(key) {
+            return waiting(Reason::DiskPressure, why.to_owned());
         }
         if self.yielding == Yielding::Wholly {
             return waiting(Reason::Yielding, YIELDING);

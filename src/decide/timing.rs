@@ -65,6 +65,12 @@ pub struct Timing {
     pub traffic: Duration,
     /// Of what was not looked at for this long nothing is known.
     pub traffic_unseen: Duration,
+    /// How often the image filesystem is looked at, while there is something to pull.
+    pub disk: Duration,
+    /// A look that is longer ago says nothing any more.
+    pub disk_good: Duration,
+    /// How long nothing is started because the own Node was asked for its condition.
+    pub node_answer: Duration,
     /// How long unpacking may make no progress: no new layer is begun.
     pub unpack: Duration,
     /// Own pulls go on this long after the downloads of others have ended.
@@ -144,6 +150,9 @@ impl Default for Timing {
             chore_retry: Doubling::seconds(10, 5 * 60),
             traffic: Duration::from_secs(1),
             traffic_unseen: Duration::from_secs(10),
+            disk: Duration::from_secs(1),
+            disk_good: Duration::from_secs(3),
+            node_answer: Duration::from_secs(2),
             unpack: Duration::from_hours(1),
             yield_after: Duration::from_secs(5),
             yield_wholly: Duration::from_mins(10),

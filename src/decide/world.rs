@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use super::brought::Brought;
 use super::chores::Chores;
 use super::desired::{Desired, ImageKey, Wanted};
+use super::disk::Disk;
 use super::holdings::Holdings;
 use super::inputs::{Known, SecretName};
 use super::leases::Leases;
@@ -18,6 +19,7 @@ use super::memory::{Failed, Memory, later};
 use super::node_sources::NodeSources;
 use super::pins::{Pins, pins};
 use super::pull_secrets::PullSecrets;
+use super::reclaim::Reclaim;
 use super::refresh::{Refresh, Refreshes, Resolved};
 use super::registries::{Credentials, Hold, News, Registries, Scope};
 use super::removal::Removals;
@@ -136,6 +138,10 @@ pub struct World {
     pub brought: Brought,
     /// The images that are to be removed.
     pub removals: Removals,
+    /// The images that may be removed to make room.
+    pub reclaim: Reclaim,
+    /// The image filesystem, and what waits for it.
+    pub disk: Disk,
     /// Which pins are to change.
     pub pins: Pins,
     /// How many bytes pinned images may take on the disk, where that is known.
@@ -353,6 +359,9 @@ impl World {
             if !desired.images.contains_key(&key) {
                 continue;
             }
+            if before.is_none() && found.is_some() {
+                self.disk.arrived(&key);
+            }
             match (before, found) {
                 (_, Some(image)) => {
                     let memory = self.memory.entry(key.clone()).or_default();
@@ -387,12 +396,24 @@ impl World {
         self.yielding = self.traffic.yielding(now, timing);
         let Known::Known(desired) = &self.desired else {
             self.removals.forget();
+            self.reclaim.forget();
             return;
         };
         if self.runtime == Runtime::Ready {
             let (asked, holdings) = (&self.asked, &self.holdings);
             self.removals.tend(desired, asked, holdings, now, timing);
             self.pins = pins(desired, asked, holdings, self.pin_budget);
+            if self.disk.limits().reclaim {
+                self.reclaim.tend(desired, asked, holdings, now, timing);
+            }
+        }
+        let has_room_again =
+            self.disk
+                .tend(desired, &self.pulls, self.traffic.bytes(), now, timing);
+        if has_room_again {
+            for memory in self.memory.values_mut() {
+                memory.room_came_back();
+            }
         }
         for (key, pull) in &mut self.pulls {
             let patience = desired.images.get(key).map(|wanted| wanted.patience);
@@ -476,6 +497,7 @@ impl World {
             }),
             (outcome, _) => outcome,
         };
+        self.disk.ended(key, &outcome, now.monotonic);
         let heard = heard(&outcome, is_unanswered);
         let news = self.registry_heard(key, &heard, began, now, timing, chance);
         let ended = Ended {

@@ -16,7 +16,7 @@ use super::proto::cri::image_service_client::ImageServiceClient;
 use super::proto::cri::runtime_service_client::RuntimeServiceClient;
 
 /// The metadata key under which containerd takes the lease of a call, also of a CRI call.
-const LEASE: &str = "containerd-lease";
+pub(super) const LEASE: &str = "containerd-lease";
 
 /// A node's container runtime. Clones share one connection, which is made at the first call and
 /// again after every loss.

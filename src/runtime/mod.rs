@@ -13,6 +13,7 @@ mod endpoint;
 mod error;
 mod events;
 mod images;
+mod leftovers;
 mod lock;
 mod marks;
 mod progress;

@@ -18,6 +18,9 @@ pub mod containerd {
     pub mod leases {
         tonic::include_proto!("containerd.services.leases.v1");
     }
+    pub mod snapshots {
+        tonic::include_proto!("containerd.services.snapshots.v1");
+    }
     pub mod version {
         tonic::include_proto!("containerd.services.version.v1");
     }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prost_types::FieldMask;
 use tonic::transport::Channel;
 use tonic::{Code, Response};
@@ -32,6 +33,8 @@ pub struct IdRecord {
     pub target: String,
     /// What its labels say.
     pub marks: Marks,
+    /// When it was made: when the image came to the node.
+    pub created: Option<Timestamp>,
 }
 
 impl Containerd {
@@ -47,6 +50,7 @@ impl Containerd {
             .map(|image| IdRecord {
                 target: image.target.map(|target| target.digest).unwrap_or_default(),
                 marks: Marks::of(&image.labels),
+                created: image.created_at.and_then(timestamp),
                 id: image.name,
             })
             .collect())
@@ -137,6 +141,7 @@ impl Containerd {
                 labels: change.into_iter().collect(),
                 // As it was: without it containerd 1.7 and 2 end. The mask keeps it as it is now.
                 target: image.target,
+                created_at: None,
             }),
             update_mask: Some(FieldMask { paths }),
         });
@@ -173,4 +178,8 @@ impl Containerd {
     fn images_client(&self) -> ImagesClient<Channel> {
         ImagesClient::new(self.runtime.channel()).max_decoding_message_size(MAX_ANSWER_BYTES)
     }
+}
+
+fn timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
+    Timestamp::new(time.seconds, time.nanos).ok()
 }

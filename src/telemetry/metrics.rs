@@ -30,6 +30,7 @@ pub struct Metrics {
     removals: Counter,
     api_writes: Family<WriteLabels, Counter>,
     leader: Gauge,
+    disk_guard: Gauge,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -65,6 +66,7 @@ impl Default for Metrics {
             removals: Counter::default(),
             api_writes: Family::default(),
             leader: Gauge::default(),
+            disk_guard: Gauge::default(),
         };
         metrics.registry = Arc::new(metrics.register());
         metrics
@@ -135,6 +137,11 @@ impl Metrics {
             "1 while this agent is elected to write the summaries, 0 otherwise",
             self.leader.clone(),
         );
+        registry.register(
+            "disk_guard",
+            "1 while pulls wait for the disk, 0 otherwise",
+            self.disk_guard.clone(),
+        );
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The version of this agent", version);
         registry
@@ -197,6 +204,11 @@ impl Metrics {
         self.leader.set(elected.into());
     }
 
+    /// Sets whether pulls wait for the disk.
+    pub fn disk_guard(&self, closed: bool) {
+        self.disk_guard.set(closed.into());
+    }
+
     /// All of them in the `OpenMetrics` text format.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
@@ -224,6 +236,7 @@ mod tests {
         metrics.images("Ready", 7);
         metrics.api_write("nodeimagecaches", SUCCESS);
         metrics.leader(true);
+        metrics.disk_guard(true);
         let text = metrics.text().unwrap();
         for line in [
             "imagecache_pulls_total{result=\"Success\"} 1",
@@ -234,6 +247,7 @@ mod tests {
             "imagecache_images{state=\"Ready\"} 7",
             "imagecache_api_writes_total{resource=\"nodeimagecaches\",result=\"Success\"} 1",
             "imagecache_leader 1",
+            "imagecache_disk_guard 1",
             concat!(
                 "imagecache_build_info{version=\"",
                 env!("CARGO_PKG_VERSION"),

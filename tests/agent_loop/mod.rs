@@ -8,6 +8,7 @@ use std::time::Duration;
 use imagecache_agent::agent::{self, Channels, Settings};
 use imagecache_agent::api::{ImageCacheSpec, ImageList, NodeImageCacheStatus};
 use imagecache_agent::credentials::NoCluster;
+use imagecache_agent::decide::disk::Limits;
 use imagecache_agent::decide::spread::Spread;
 use imagecache_agent::decide::world::Runtime;
 use imagecache_agent::decide::{
@@ -42,6 +43,7 @@ pub fn settings(endpoint: Endpoint, timing: &Timing) -> Settings {
         endpoint,
         max_parallel_pulls: 2,
         yield_to_pods: true,
+        disk: Limits::default(),
         timing: *timing,
     }
 }
@@ -77,6 +79,7 @@ impl Agent {
             downloads: None,
             secrets: Arc::new(NoCluster),
             node: Arc::default(),
+            node_asks: None,
             awaited: watch::channel(BTreeSet::new()).0,
             metrics: metrics.clone(),
         };

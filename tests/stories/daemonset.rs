@@ -29,6 +29,7 @@ async fn a_daemonset_serves_every_node_and_a_rolling_restart_loses_nothing() -> 
         the_manifests_apply_without_a_warning(&fleet.cluster).await?;
         pods_start_from_what_was_cached(&fleet).await?;
         the_probes_and_the_logs_tell(&fleet.cluster).await?;
+        every_agent_sees_the_disk(&fleet).await?;
         an_agent_has_the_rights_it_needs_and_no_others(&fleet.cluster).await?;
         mounts_go_with_their_pods(&fleet.cluster).await?;
         let start = Instant::now();
@@ -119,6 +120,15 @@ async fn the_probes_and_the_logs_tell(cluster: &Cluster) -> Result<()> {
                 agent.pod
             );
         }
+    }
+    Ok(())
+}
+
+/// The manifests mount it where containerd says that images are.
+async fn every_agent_sees_the_disk(fleet: &Fleet) -> Result<()> {
+    for node in fleet.cluster.nodes() {
+        let report = fleet.report(node.name()).await?.context("no report")?;
+        ensure!(report.runtime.disk, "{}: {:?}", node.name(), report.runtime);
     }
     Ok(())
 }

@@ -144,6 +144,8 @@ impl Fleet {
             .args(flags)
             .env("NODE_NAME", node)
             .env("POD_NAMESPACE", NAMESPACE)
+            // A full disk of the machine is no story's business; a flag wins.
+            .env("IMAGECACHE_DISK_HIGH_PERCENT", "100")
             .env("IMAGECACHE_LOG_LEVEL", "info,imagecache_agent=debug")
             .env("KUBECONFIG", kubeconfig);
         let process = machine.spawn("agent", command)?;

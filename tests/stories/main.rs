@@ -12,6 +12,7 @@
 
 mod causes;
 mod daemonset;
+mod disk;
 mod edits;
 mod fledged;
 mod fleet;

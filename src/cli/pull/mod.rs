@@ -25,6 +25,7 @@ use super::{UsageError, block_on, say, terminated};
 use crate::agent::{self, Channels, Downloads, Settings};
 use crate::api::NodeImageCacheStatus;
 use crate::credentials::{DockerFiles, NoCluster, NodeCredentials};
+use crate::decide::disk::Limits;
 use crate::decide::spread::Spread;
 use crate::decide::world::Runtime;
 use crate::decide::{Caches, Inputs, Known, Node, desired};
@@ -227,6 +228,8 @@ async fn work(
         endpoint,
         max_parallel_pulls: flags.runtime.max_parallel_pulls.get(),
         yield_to_pods: flags.runtime.yield_to_pods,
+        // Somebody waits for the end, and sees it if the disk is full.
+        disk: Limits::default(),
         timing: flags.runtime.timing(),
     };
     // Held until the end: an agent that nobody can tell anything any more stops.
@@ -242,6 +245,7 @@ async fn work(
         downloads: Some(downloads),
         secrets: Arc::new(NoCluster),
         node: Arc::new(credentials),
+        node_asks: None,
         awaited: watch::channel(BTreeSet::new()).0,
         metrics: Metrics::default(),
     };

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -167,13 +167,18 @@ impl Daemon<'_> {
         let secrets = Arc::new(ClusterSecrets::new(&self.cluster, &self.flags.namespace));
         let (awaited, awaited_now) = watch::channel(BTreeSet::new());
         let watched = (Arc::clone(&secrets), awaited_now);
+        let (node_asks, asked) = mpsc::channel(1);
+        let (cluster, stop, name) = (self.cluster.clone(), self.stop.clone(), node.clone());
+        self.start("disk pressure", async move {
+            cluster::disk_pressure::answer(&cluster, &name, asked, &stop).await;
+        });
         let (cluster, stop) = (self.cluster.clone(), self.stop.clone());
         self.start("cluster", async move {
             cluster::serve(&cluster, &node, &inputs, reported, scale, watched, &stop).await;
         });
 
         let flags = self.flags.runtime.clone();
-        let removal = self.flags.removal_delay;
+        let (removal, disk) = (self.flags.removal_delay, self.flags.disk.limits());
         let stop = self.stop.clone();
         let metrics = self.metrics.clone();
         self.start("agent", async move {
@@ -184,6 +189,7 @@ impl Daemon<'_> {
                 endpoint,
                 max_parallel_pulls: flags.max_parallel_pulls.get(),
                 yield_to_pods: flags.yield_to_pods,
+                disk,
                 timing: Timing {
                     removal,
                     ..flags.timing()
@@ -197,6 +203,7 @@ impl Daemon<'_> {
                 downloads: None,
                 secrets,
                 node: credentials,
+                node_asks: Some(node_asks),
                 awaited,
                 metrics,
             };

@@ -1,6 +1,7 @@
 //! `run`: the agent of one node of a cluster, as a DaemonSet starts it.
 
 mod daemon;
+mod disk;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use self::disk::DiskFlags;
 use super::flags::{LogFlags, NodeCredentialFlags, RuntimeFlags, duration_or_zero};
 use super::{UsageError, block_on};
 use crate::telemetry::logs::Level;
@@ -59,6 +61,9 @@ pub struct Flags {
     /// resource definitions are deleted, the images stay.
     #[arg(long, env = "IMAGECACHE_REMOVAL_DELAY", value_name = "TIME", default_value = "10m", value_parser = duration_or_zero)]
     removal_delay: Duration,
+
+    #[command(flatten)]
+    disk: DiskFlags,
 
     #[command(flatten)]
     runtime: RuntimeFlags,
@@ -193,6 +198,8 @@ mod tests {
     fn a_flag_that_makes_no_sense_is_refused() {
         for flag in [
             "--max-parallel-pulls=0",
+            "--disk-high-percent=0",
+            "--max-pinned-percent=101",
             "--role=leader",
             "--admin-addr=9847",
             "--runtime-endpoint=tcp://a:1",

@@ -90,6 +90,7 @@ fn holding(names: &[&str], own: &[(&str, bool)]) -> Holding {
             .map(|(name, removable)| ((*name).into(), *removable))
             .collect(),
         pin: Pin::None,
+        created: None,
     }
 }
 

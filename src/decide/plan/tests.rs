@@ -8,9 +8,11 @@ use jiff::Timestamp;
 use super::*;
 use crate::api::{CredentialProblem, CredentialReason, Reason};
 use crate::decide::desired::{Desired, Wanted};
+use crate::decide::disk::{Disk, Limits};
 use crate::decide::memory::Failed;
 use crate::decide::registries::Credentials;
 use crate::decide::traffic::{Download, Ingest, Sight};
+use crate::decide::usage::Usage;
 use crate::decide::world::Outcome;
 use crate::decide::{Known, PresentImage, SecretName, Timing};
 use crate::image::Reference;
@@ -151,7 +153,7 @@ fn the_decision_table() {
     never_asked.wants(wanting(&[("a", 0)]));
     let mut newly_wanted = world(&[("a", 0)], &[]);
     newly_wanted.wants(wanting(&[("a", 0), ("new", 9)]));
-    let rows = [
+    let rows = vec![
         row(
             "wanted and absent: pull",
             world(&[("a", 0)], &[]),
@@ -621,4 +623,150 @@ fn a_lost_runtime_is_no_attempt() {
     assert_eq!(world.memory[&key("a")].failures, 0);
     assert_eq!(plan(&world, 2, at(1)).wake, Some(Duration::from_secs(2)));
     assert_eq!(plan(&world, 2, at(2)).start, keys(&["a"]));
+}
+
+#[test]
+fn the_decision_table_of_a_disk() {
+    let disk = |used: &[u64], pulling: &[&str]| {
+        let mut world = world(&[("a", 0), ("b", 0)], &[]);
+        world.disk = Disk::new(Limits {
+            high_percent: 80,
+            ..Limits::default()
+        });
+        world.disk.found(Some(100));
+        for image in pulling {
+            world.started(key(image), false, at(0));
+        }
+        for (at, used) in (500..).step_by(100).map(Duration::from_millis).zip(used) {
+            let usage = Usage {
+                capacity: 100,
+                used: *used,
+                ..Usage::default()
+            };
+            let timing = Timing::default();
+            world.disk.saw(Some(usage), at, &timing);
+            world.tend(at, &timing);
+        }
+        world
+    };
+    let mut landed_in_time = disk(&[81], &["a", "b"]);
+    landed_in_time.landed(&key("b"));
+    // What it is, the world, what is started, and what is stopped.
+    let rows = vec![
+        (
+            "room for more: pull",
+            disk(&[80], &[]),
+            &["a", "b"][..],
+            &[][..],
+        ),
+        (
+            "the disk was not looked at: not yet",
+            disk(&[], &[]),
+            &[],
+            &[],
+        ),
+        ("no room: nothing", disk(&[81], &[]), &[], &[]),
+        (
+            "no room any more: stop",
+            disk(&[50, 81], &["a"]),
+            &[],
+            &["a"],
+        ),
+        (
+            "no room any more for what is there already: let it end",
+            landed_in_time,
+            &[],
+            &["a"],
+        ),
+        ("a little less: not yet", disk(&[81, 79], &[]), &[], &[]),
+        (
+            "two points below: pull",
+            disk(&[81, 78], &[]),
+            &["a", "b"],
+            &[],
+        ),
+    ];
+    for (what, world, start, cancel) in rows {
+        let plan = plan(&world, 2, at(1));
+        assert_eq!(plan.start, keys(start), "{what}");
+        assert_eq!(plan.cancel, keys(cancel), "{what}");
+    }
+}
+
+#[test]
+fn an_image_for_which_there_is_no_room_says_so_and_holds_up_no_other() {
+    let timing = Timing::default();
+    let mut world = world(&[("a", 9), ("b", 0)], &[]);
+    world.disk = Disk::new(Limits {
+        high_percent: 80,
+        ..Limits::default()
+    });
+    world.disk.found(Some(1000));
+    let look = |world: &mut World, seconds| {
+        let usage = Usage {
+            capacity: 1000,
+            used: 500,
+            ..Usage::default()
+        };
+        world.disk.saw(Some(usage), at(seconds).monotonic, &timing);
+        world.tend(at(seconds).monotonic, &timing);
+        plan(world, 1, at(seconds))
+    };
+    assert_eq!(look(&mut world, 1).start, keys(&["a"]));
+    world.started(key("a"), false, at(1));
+    let seen = Download {
+        bytes: (0, 101),
+        ..Download::default()
+    };
+    let sight = Sight {
+        pulls: [(key("a"), seen)].into(),
+        ..Sight::default()
+    };
+    world.traffic.saw(&sight, false, at(2).monotonic, &timing);
+    assert_eq!(look(&mut world, 2).cancel, keys(&["a"]), "303 are needed");
+    world.cancelled(&key("a"));
+    world.ended(&key("a"), Outcome::Cancelled, at(2), &timing, 0.5);
+    let next = look(&mut world, 3);
+    assert_eq!(next.start, keys(&["b"]));
+    assert!(next.needs_room && !next.more);
+    let (state, reason, message) = world.state(&key("a"), at(3), &timing);
+    let waits = (crate::api::ImageState::Waiting, Some(Reason::DiskPressure));
+    assert_eq!((state, reason), waits);
+    assert!(message.unwrap().contains("it would be 80.3 %"));
+    assert_eq!(world.memory.get(&key("a")).map_or(0, |m| m.failures), 0);
+}
+
+#[test]
+fn what_filled_the_disk_is_tried_again_when_there_is_room_where_there_was_none() {
+    let timing = Timing::default();
+    let mut world = world(&[("a", 0)], &[]);
+    world.disk = Disk::new(Limits {
+        high_percent: 80,
+        ..Limits::default()
+    });
+    world.disk.found(Some(100));
+    fail(&mut world, "a", Reason::NoSpace, at(1));
+    let look = |world: &mut World, seconds, used| {
+        let usage = Usage {
+            capacity: 100,
+            used,
+            ..Usage::default()
+        };
+        world.disk.saw(Some(usage), at(seconds).monotonic, &timing);
+        world.tend(at(seconds).monotonic, &timing);
+        plan(world, 1, at(seconds))
+    };
+    let full = look(&mut world, 2, 95);
+    assert!(
+        full.start.is_empty() && full.needs_room,
+        "room is looked for"
+    );
+    assert_eq!(look(&mut world, 3, 70).start, keys(&["a"]));
+    // It was the image itself.
+    fail(&mut world, "a", Reason::NoSpace, at(4));
+    let soon = look(&mut world, 5, 70);
+    assert!(soon.start.is_empty() && !soon.needs_room);
+    assert_eq!(soon.wake, Some(Duration::from_secs(124)));
+    let state = world.state(&key("a"), at(5), &timing);
+    assert_eq!(state.1, Some(Reason::NoSpace));
 }

@@ -31,6 +31,8 @@ pub struct ClusterOptions {
     /// Whether the nodes have kubelets. Without them the test makes the Node objects ([`Cluster::create_node`]), nobody
     /// judges their readiness, and no Pod runs.
     pub kubelets: bool,
+    /// The size of a small filesystem for the images of each node; without it the lab's folder is the limit.
+    pub image_filesystem: Option<u64>,
 }
 
 impl ClusterOptions {
@@ -40,6 +42,7 @@ impl ClusterOptions {
         Self {
             nodes: Vec::new(),
             kubelets: false,
+            image_filesystem: None,
         }
     }
 
@@ -49,6 +52,7 @@ impl ClusterOptions {
         Self {
             nodes: nodes.to_vec(),
             kubelets: false,
+            image_filesystem: None,
         }
     }
 
@@ -58,6 +62,7 @@ impl ClusterOptions {
         Self {
             nodes: Version::ALL.to_vec(),
             kubelets: true,
+            image_filesystem: None,
         }
     }
 }
@@ -96,7 +101,7 @@ impl Cluster {
             let registry = Registry::start(&lab, "registry", on_bridge).await?;
             let nodes = (1_u8..)
                 .zip(&options.nodes)
-                .map(|(n, v)| start_node(&lab, &plane, &registry, n, *v));
+                .map(|(n, v)| start_node(&lab, &plane, &registry, n, *v, options.image_filesystem));
             let (nodes, ()) = tokio::try_join!(try_join_all(nodes), push_images(&registry))?;
             Ok((registry, nodes))
         };
@@ -414,6 +419,7 @@ async fn start_node(
     registry: &Registry,
     number: u8,
     version: Version,
+    image_filesystem: Option<u64>,
 ) -> Result<Node> {
     let name = node_name(number);
     let file = format!("kubelet-{name}");
@@ -423,6 +429,7 @@ async fn start_node(
     let config = kubeconfig(lab, plane.address(), &file, &by_certificate(&identity)?)?;
     let sandbox_image = Some(registry.reference("testbed/pause:1"));
     let options = ContainerdOptions {
+        image_filesystem,
         sandbox_image,
         ..ContainerdOptions::default()
     };

@@ -19,6 +19,9 @@ use crate::registry::{Registry, Tls};
 use crate::servers::{program, server};
 use crate::wait::wait_for;
 
+/// Where a node has its containerd's content and snapshots.
+pub const ROOT: &str = "/var/lib/containerd";
+
 /// A release line of containerd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
@@ -110,15 +113,18 @@ impl Containerd {
         for folder in ["root", "opt", "certs.d", "cni/bin"] {
             fs::create_dir_all(dir.join(folder))?;
         }
-        if let Some(bytes) = options.image_filesystem {
-            let mut mount = namespace.command("mount");
-            mount
+        let mut make = namespace.command("mkdir");
+        crate::network::run(make.args(["-p", ROOT]))?;
+        // Either goes with the namespace.
+        let mut mount = namespace.command("mount");
+        match options.image_filesystem {
+            Some(bytes) => mount
                 .args(["-t", "tmpfs", "-o"])
                 .arg(format!("size={bytes}"))
-                .arg("tmpfs")
-                .arg(dir.join("root"));
-            crate::network::run(&mut mount)?;
-        }
+                .arg("tmpfs"),
+            None => mount.arg("--bind").arg(dir.join("root")),
+        };
+        crate::network::run(mount.arg(ROOT))?;
         // Pods on the node's own network need no other plugin, but the runtime wants to see one.
         fs::copy(server("cni", "loopback")?, dir.join("cni/bin/loopback"))?;
         let conflist =
@@ -152,7 +158,8 @@ impl Containerd {
         self.namespace.dir().join("run/containerd.sock")
     }
 
-    /// The folder of its content and snapshots.
+    /// The folder of its content and snapshots, seen from outside, which what is in a small image filesystem is not. Inside it is where
+    /// nodes have it, [`ROOT`].
     #[must_use]
     pub fn root(&self) -> PathBuf {
         self.namespace.dir().join("root")
@@ -340,7 +347,7 @@ fn configuration(dir: &Path, runc: &Path, version: Version, options: &Containerd
     // `restrict_oom_score_adj`: where the machine lacks CAP_SYS_RESOURCE no sandbox could be made.
     format!(
         r#"version = 2
-root = "{dir}/root"
+root = "{ROOT}"
 state = "/run/containerd"
 [grpc]
 address = "/run/containerd/containerd.sock"

@@ -30,6 +30,9 @@ enum Layer {
         seed: u64,
         bytes: usize,
     },
+    Zeros {
+        bytes: usize,
+    },
     Files(Vec<File>),
     /// What is no layer, or a broken one.
     Bytes(Vec<u8>),
@@ -110,6 +113,13 @@ impl ImageSpec {
     #[must_use]
     pub fn layer(mut self, seed: u64, bytes: usize) -> Self {
         self.layers.push(Layer::Random { seed, bytes });
+        self
+    }
+
+    /// Adds a layer of zeros: its download is a thousandth of what it is unpacked.
+    #[must_use]
+    pub fn zeros(mut self, bytes: usize) -> Self {
+        self.layers.push(Layer::Zeros { bytes });
         self
     }
 
@@ -197,9 +207,14 @@ impl ImageSpec {
         for layer in &self.layers {
             let tar = layer.tar()?;
             diff_ids.push(digest(&tar));
+            // To compress what does not compress costs time.
+            let level = match layer {
+                Layer::Zeros { .. } => Compression::fast(),
+                _ => Compression::none(),
+            };
             let bytes = match layer {
                 Layer::Bytes(_) => tar,
-                _ => gzip(&tar)?,
+                _ => compressed(&tar, level)?,
             };
             let blob = Blob::new(layer_type, bytes);
             layers.push(blob.descriptor());
@@ -238,6 +253,7 @@ impl Layer {
             Self::Random { seed, bytes } => {
                 append(&format!("data-{seed}"), 0o644, &random(*seed, *bytes))?;
             }
+            Self::Zeros { bytes } => append("zeros", 0o644, &vec![0; *bytes])?,
             Self::Files(files) => {
                 for file in files {
                     append(&file.path, file.mode, &file.content)?;
@@ -274,9 +290,11 @@ impl Blob {
 
 /// The bytes as gzip packs them, without compressing: they stay readable in it.
 pub fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut gzip = GzBuilder::new()
-        .mtime(0)
-        .write(Vec::new(), Compression::none());
+    compressed(bytes, Compression::none())
+}
+
+fn compressed(bytes: &[u8], level: Compression) -> Result<Vec<u8>> {
+    let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), level);
     gzip.write_all(bytes)?;
     Ok(gzip.finish()?)
 }

@@ -23,7 +23,7 @@ mod token;
 mod wait;
 
 pub use cluster::{Bound, Cluster, ClusterOptions};
-pub use containerd::{Containerd, ContainerdOptions, RuntimeImage, Version};
+pub use containerd::{Containerd, ContainerdOptions, ROOT, RuntimeImage, Version};
 pub use fault_proxy::{Fault, FaultProxy, ProxyRequest, Rule};
 pub use image::{ImageSpec, architecture, digest, gzip, other_architecture};
 pub use kubernetes::{ApiRequest, client};

@@ -42,13 +42,14 @@ images:
 - name: localhost/imagecache-agent
   newName: {image}
 patches:
-# Nothing here serves the address of the Service `kubernetes`.
+# Nothing here serves the address of the Service `kubernetes`, and a full disk of the machine is not these nodes' business.
 - target:
     kind: DaemonSet
     name: imagecache-agent
   patch: |
     - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: KUBERNETES_SERVICE_HOST, value: "{host}"}}}}
     - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: KUBERNETES_SERVICE_PORT, value: "{port}"}}}}
+    - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: IMAGECACHE_DISK_HIGH_PERCENT, value: "100"}}}}
 "#
         );
         fs::write(folder.join("kustomization.yaml"), kustomization)?;
