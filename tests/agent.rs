@@ -376,10 +376,10 @@ async fn what_the_report_says_was_pulled_is_removed_and_nothing_else() {
 #[tokio::test]
 async fn an_image_with_a_name_of_somebody_else_is_kept_and_says_so() {
     let runtime = FakeCri::start();
-    runtime.add("r.io/app:2");
     let agent = start_removing(&runtime, None);
     agent.wants_specs([("a", removing(&["r.io/app:1"]))].into_iter());
     agent.until("ready", |report| report.ready == 1).await;
+    runtime.add("r.io/app:2");
     agent.wants_specs([].into_iter());
     agent
         .until("to be kept", |report| {
@@ -410,4 +410,16 @@ async fn a_look_at_a_runtime_that_has_everything_is_one_list() {
     .unwrap();
     let asked = runtime.requests().split_off(before);
     assert!(asked.iter().all(|asked| asked == "ListImages"), "{asked:?}");
+}
+
+#[tokio::test]
+async fn what_is_gone_before_its_time_is_not_removed() {
+    let runtime = FakeCri::start();
+    let agent = start_removing(&runtime, None);
+    agent.wants_specs([("a", removing(&["r.io/app:1"]))].into_iter());
+    agent.until("ready", |report| report.ready == 1).await;
+    agent.wants_specs([].into_iter());
+    runtime.remove("r.io/app:1");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(removals(&runtime).is_empty());
 }

@@ -83,6 +83,7 @@ async fn all_that_is_ours_goes_and_what_others_have_set_stays() {
         node.server.ctr(&pin).await.unwrap();
         let lease = Lease {
             removable: false,
+            created: None,
             replaces: None,
             id: "imagecache-test".to_owned(),
             image: a.clone(),
@@ -97,7 +98,7 @@ async fn all_that_is_ours_goes_and_what_others_have_set_stays() {
         assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
         let words = "delete daemonset imagecache-agent: another agent already serves this runtime";
         assert!(err.contains(words), "{err}");
-        assert_eq!(containerd.leases().await.unwrap(), [lease]);
+        assert_eq!(node.leases().await, [lease]);
         drop(held);
 
         let (code, out, err) = cleanup(&[&endpoint]).await;
@@ -146,6 +147,7 @@ async fn what_an_interrupted_pull_has_downloaded_is_off_the_disk_afterwards() {
         let containerd = node.containerd().await;
         let lease = Lease {
             removable: false,
+            created: None,
             replaces: None,
             id: "imagecache-test".to_owned(),
             image: reference.clone(),

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use agent_loop::{Agent, spec};
 use imagecache_agent::api::node_image_cache::{ImageReport, Origin};
-use imagecache_agent::api::{ImageCacheSpec, ImagePullPolicy, NodeImageCacheStatus, RemovalPolicy};
+use imagecache_agent::api::{
+    ImageCacheSpec, ImagePullPolicy, NodeImageCacheStatus, Reason, RemovalPolicy,
+};
 use imagecache_agent::decide::Timing;
 use imagecache_agent::runtime::Lease;
 use lone_runtime::{LONG, LoneRuntime, endpoint, on_every_version};
@@ -61,6 +63,7 @@ async fn an_image_whose_pull_ended_with_the_agent_is_still_the_agents() {
             id: "imagecache-agent-killed".into(),
             image: image.clone(),
             removable: true,
+            created: None,
             replaces: None,
             expires: None,
         };
@@ -167,7 +170,6 @@ async fn of_two_artifacts_with_one_id_only_the_own_one_goes() {
     on_every_version(async |node| {
         let own = node.push("lab/own:1", &ImageSpec::artifact(1)).await;
         let other = node.push("lab/other:1", &ImageSpec::artifact(2)).await;
-        node.runtime.pull(&other, None).await.unwrap();
         let agent = start(&node);
         agent.wants_specs([("a", removing(&[&own]))].into_iter());
         agent
@@ -175,9 +177,57 @@ async fn of_two_artifacts_with_one_id_only_the_own_one_goes() {
                 is_from(report, &own, Origin::Agent)
             })
             .await;
+        node.runtime.pull(&other, None).await.unwrap();
         agent.wants_specs([].into_iter());
         until_gone(&node, &own).await;
         assert!(node.server.has(&other).await.unwrap());
+    })
+    .await;
+}
+
+/// A pod has pulled it by digest, and the agent by tag: it is one image, and it was there before.
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn an_image_that_somebody_pulled_under_another_name_is_not_the_agents() {
+    on_every_version(async |node| {
+        let image = node.push("lab/app:1", &ImageSpec::small(1)).await;
+        let digest = ImageSpec::small(1).digest().unwrap();
+        let by_digest = format!("{}@{digest}", image.trim_end_matches(":1"));
+        node.runtime.pull(&by_digest, None).await.unwrap();
+        let agent = start(&node);
+        agent.wants_specs([("a", removing(&[&image]))].into_iter());
+        let is_found = |report: &NodeImageCacheStatus| is_from(report, &image, Origin::Found);
+        agent.until("it to be somebody else's", is_found).await;
+        agent.wants_specs([].into_iter());
+        tokio::time::sleep(timing().removal * 2).await;
+        for name in [&image, &by_digest] {
+            assert!(node.server.has(name).await.unwrap(), "{name}");
+        }
+    })
+    .await;
+}
+
+/// Whoever has pinned it wants it there.
+#[tokio::test]
+#[ignore = "needs root and the servers: make test"]
+async fn an_own_image_that_somebody_else_has_pinned_stays() {
+    on_every_version(async |node| {
+        let image = node.push("lab/app:1", &ImageSpec::small(1)).await;
+        let agent = start(&node);
+        agent.wants_specs([("a", removing(&[&image]))].into_iter());
+        agent
+            .until("it to be its own", |report| {
+                is_from(report, &image, Origin::Agent)
+            })
+            .await;
+        let pin = ["images", "label", &image, "io.cri-containerd.pinned=pinned"];
+        node.server.ctr(&pin).await.unwrap();
+        agent.wants_specs([].into_iter());
+        let is_kept = |report: &NodeImageCacheStatus| {
+            said(report, &image).is_some_and(|said| said.reason == Some(Reason::InUse))
+        };
+        agent.until("it to be kept", is_kept).await;
+        assert!(node.server.has(&image).await.unwrap());
     })
     .await;
 }

@@ -21,6 +21,7 @@ fn lease(id: &str, image: &str) -> Lease {
         image: image.to_owned(),
         expires: Some(expires),
         removable: false,
+        created: None,
         replaces: None,
     }
 }
@@ -129,10 +130,7 @@ async fn a_pull_is_followed_in_bytes_up_to_the_size_of_its_image() {
         containerd.create_lease(&ours).await.unwrap();
         // Again is no error.
         containerd.create_lease(&ours).await.unwrap();
-        assert_eq!(
-            containerd.leases().await.unwrap(),
-            std::slice::from_ref(&ours)
-        );
+        assert_eq!(node.leases().await, std::slice::from_ref(&ours));
 
         let mut progress = containerd.progress(&ours.id);
         assert_eq!(look(&containerd, &mut progress).await.total_bytes, 0);
@@ -206,7 +204,7 @@ async fn a_lease_keeps_what_a_dropped_pull_has_downloaded_until_it_is_discarded(
         // A new lease takes over all that the old one keeps.
         let old = std::mem::replace(&mut ours.id, "imagecache-test-b".to_owned()).clone();
         containerd.renew_lease(&old, &ours).await.unwrap();
-        assert_eq!(containerd.leases().await.unwrap(), [ours.clone()]);
+        assert_eq!(node.leases().await, [ours.clone()]);
         let moved = look(&containerd, &mut containerd.progress(&ours.id)).await;
         // A download that is cancelled may end a little further than it was seen.
         assert!(moved.done_bytes >= kept.done_bytes, "{moved:?}, {kept:?}");

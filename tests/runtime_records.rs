@@ -410,6 +410,7 @@ async fn a_lease_has_the_snapshot_that_its_pull_unpacked_and_from_1_7_on_also_wh
             let reference = node.push(name, image).await;
             let lease = Lease {
                 removable: false,
+                created: None,
                 replaces: None,
                 id: lease.to_owned(),
                 image: reference.clone(),

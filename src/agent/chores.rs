@@ -1,16 +1,17 @@
 //! Writing into the runtime whose an image is and that it is pinned, and removing images.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Agent;
 use crate::api::Reason;
 use crate::decide::chores::Chore;
 use crate::decide::desired::ImageKey;
-use crate::decide::holdings::{Holding, Own, names_with};
+use crate::decide::holdings::{Holding, ImageId, Own, names_with};
 use crate::decide::removal::Kept;
 use crate::runtime::{Containerd, Runtime, RuntimeError};
 
@@ -28,6 +29,10 @@ pub struct Batch {
     pub chores: Vec<Chore>,
     /// The names that are wanted: none of them goes.
     pub wanted: BTreeSet<ImageKey>,
+    /// The images that this agent has pulled and that are to go, with all names that they are to go under.
+    pub leaving: BTreeMap<ImageId, BTreeSet<ImageKey>>,
+    /// Something else is wanted by now: what was not begun is decided anew.
+    pub overtaken: CancellationToken,
 }
 
 /// What came of a batch.
@@ -40,17 +45,23 @@ pub struct Done {
     /// Whether the runtime heeds a pin, if one was tried.
     pinning: Option<bool>,
     /// What could not be done.
-    failed: Option<RuntimeError>,
+    failed: Option<String>,
 }
 
 impl Batch {
-    /// Does one after the other. What fails ends the batch: the runtime may be gone.
+    /// Does one after the other, until the runtime is gone.
     pub async fn run(self) -> Done {
         let mut done = Done::default();
         for chore in &self.chores {
-            if let Err(error) = self.carry_out(chore, &mut done).await {
-                done.failed = Some(error);
+            if self.overtaken.is_cancelled() {
                 break;
+            }
+            if let Err(error) = self.carry_out(chore, &mut done).await {
+                let is_gone = matches!(error, RuntimeError::Unavailable(_));
+                done.failed = Some(error.to_string());
+                if is_gone {
+                    break;
+                }
             }
         }
         done
@@ -70,11 +81,15 @@ impl Batch {
                     done.marked.push((own.clone(), *removable));
                 }
             }
+            // To label all the others would help nobody.
+            Chore::Pin(_) if done.pinning == Some(false) => {}
             Chore::Pin(id) => {
-                if let Some(containerd) = &self.containerd
-                    && containerd.pin(id).await?
-                {
-                    done.pinning = Some(self.is_pinned(id).await?);
+                if let Some(containerd) = &self.containerd {
+                    if containerd.pin(id).await? {
+                        done.pinning = Some(self.is_pinned(id).await?);
+                    } else {
+                        done.failed = Some(format!("containerd has no record of {id}"));
+                    }
                 }
             }
             Chore::Unpin(id) => {
@@ -106,31 +121,26 @@ impl Batch {
     /// The mark that the image is ours goes last: killed at any point before, the next process goes on.
     async fn remove(&self, (id, key): &Own) -> Result<Option<Kept>, RuntimeError> {
         let found = self.runtime.image(id).await?;
-        let holding = found.map(|image| Holding {
-            names: image
-                .tags
-                .iter()
-                .chain(&image.digests)
-                .map(|name| name.as_str().into())
-                .collect(),
+        let names = found
+            .iter()
+            .flat_map(|image| image.tags.iter().chain(&image.digests));
+        let holding = Holding {
+            names: names.map(|name| name.as_str().into()).collect(),
             ..Holding::default()
-        });
-        let holding = holding.unwrap_or_default();
+        };
+        if found.is_some_and(|image| image.pinned) && !self.is_own_pin(id).await? {
+            let why = "something else has pinned it".to_owned();
+            return Ok(Some((Reason::InUse, why)));
+        }
         if let Some(user) = self.user(id, &holding).await? {
             let why = format!("the container {user} uses it");
             return Ok(Some((Reason::InUse, why)));
         }
         let go = names_with(&holding, key, |name| self.wanted.contains(name));
-        let mut stay = holding.names.iter().filter(|name| !go.contains(name));
         let Some(containerd) = &self.containerd else {
-            if let Some(name) = stay.next() {
-                let why = format!("the runtime would remove {name} with it: both are one image");
-                return Ok(Some((Reason::Shared, why)));
-            }
-            self.runtime.remove(key).await?;
-            return Ok(None);
+            return self.remove_whole(id, &holding).await;
         };
-        let is_last = stay.next().is_none();
+        let is_last = holding.names.iter().all(|name| go.contains(name));
         for name in &go {
             containerd.delete_record(name, false).await?;
         }
@@ -142,14 +152,46 @@ impl Batch {
         Ok(None)
     }
 
-    /// A container that uses the image, running or not.
+    /// Where a runtime removes all names of an image together: if each of them is to go.
+    async fn remove_whole(
+        &self,
+        id: &ImageId,
+        holding: &Holding,
+    ) -> Result<Option<Kept>, RuntimeError> {
+        let mut left = holding.clone();
+        for key in self.leaving.get(id).into_iter().flatten() {
+            for name in names_with(&left, key, |name| self.wanted.contains(name)) {
+                left.names.remove(&name);
+            }
+        }
+        if let Some(name) = left.names.first() {
+            let why = format!("the runtime would remove {name} with it: both are one image");
+            return Ok(Some((Reason::Shared, why)));
+        }
+        // A name that it has at this moment: the one that it was pulled under may mean another image by now.
+        if let Some(name) = holding.names.first() {
+            self.runtime.remove(name).await?;
+        }
+        Ok(None)
+    }
+
+    /// Whether the pin on an image is this agent's.
+    async fn is_own_pin(&self, id: &str) -> Result<bool, RuntimeError> {
+        let Some(containerd) = &self.containerd else {
+            return Ok(false);
+        };
+        let record = containerd.id_record(id).await?;
+        Ok(record.is_some_and(|record| record.marks.pin_is_ours))
+    }
+
+    /// A container that uses the image, running or not: of several always the same.
     async fn user(&self, id: &str, holding: &Holding) -> Result<Option<String>, RuntimeError> {
         let containers = self.runtime.containers().await?;
-        let mut users = containers.into_iter().filter(|container| {
+        let users = containers.into_iter().filter(|container| {
             let of = |name: &str| name == id || holding.names.contains(name);
             of(&container.image_id) || of(&container.image)
         });
-        Ok(users.next().map(|container| container.id))
+        Ok(users.map(|container| container.id).min())
     }
 }
 
@@ -166,8 +208,11 @@ impl Agent {
             wanted: desired
                 .map(|desired| desired.images.keys().cloned().collect())
                 .unwrap_or_default(),
+            leaving: self.world.removals.by_image(),
+            overtaken: CancellationToken::new(),
             chores,
         };
+        self.overtaken = Some(batch.overtaken.clone());
         self.world.chores.began(&batch.chores);
         self.chores.spawn(batch.run());
     }
@@ -178,6 +223,7 @@ impl Agent {
         if session.is_some_and(|session| session.containerd.is_none()) {
             self.world.brought.mark(&own, removable);
         }
+        self.owned_at = Instant::now();
         let (id, key) = own;
         let holding = self.world.holdings.entry(id).or_default();
         holding.names.insert(key.clone());
@@ -221,7 +267,17 @@ impl Agent {
             self.world.pinning = Some(heeds);
         }
         if let Some(error) = &done.failed {
-            debug!(%error, "an image could not be labelled or removed; trying again");
+            if self.world.chores.fails_often() {
+                debug!(
+                    error,
+                    "an image could not be labelled or removed; trying again"
+                );
+            } else {
+                warn!(
+                    error,
+                    "an image could not be labelled or removed; trying again"
+                );
+            }
         }
         self.world.chores.ended(done.failed.is_none(), now, timing);
         self.chores_ended = Instant::now();

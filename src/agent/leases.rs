@@ -35,6 +35,11 @@ impl Agent {
                 && let Err(error) = adopt(&runtime, &containerd, &id, &key).await
             {
                 debug!(image = %key, %error, "it could not be found out whether this image was pulled");
+                return Released {
+                    id,
+                    is_gone: false,
+                    successor: None,
+                };
             }
             let deleted = containerd.delete_lease(&id).await;
             if let Err(error) = &deleted {
@@ -63,6 +68,7 @@ impl Agent {
             image: image.to_string(),
             expires: now.wall.checked_add(length).ok(),
             removable: self.is_removable(&image),
+            created: None,
             replaces: self.world.image(&image).map(|image| image.id.clone()),
         };
         self.releases.spawn(async move {
@@ -135,7 +141,11 @@ async fn adopt(
         return Ok(());
     };
     // containerd 1.7 and 2 add what a pull finds to the lease too.
-    if lease.replaces.as_ref() != Some(&image.id) {
+    let record = containerd.id_record(&image.id).await?;
+    let is_own = record.zip(lease.created).is_some_and(|(record, created)| {
+        !record.is_foreign_since(created) && lease.replaces.as_ref() != Some(&image.id)
+    });
+    if is_own {
         let removable = Some(lease.removable);
         containerd.mark_pulled(&image.id, key, removable).await?;
     }

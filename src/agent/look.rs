@@ -7,7 +7,7 @@ use tracing::debug;
 
 use super::platform;
 use crate::decide::desired::ImageKey;
-use crate::decide::holdings::{Holding, Holdings, Pin};
+use crate::decide::holdings::{Holding, Holdings, ImageId, Pin};
 use crate::decide::{Answers, Desired, PresentImage};
 use crate::image::Reference;
 use crate::runtime::{Containerd, Described, IdRecord, Image, Runtime, RuntimeError};
@@ -69,6 +69,8 @@ pub struct Looker {
     /// It keeps images under their full names, and labels on them. Other runtimes may resolve a short name to another registry.
     containerd: Option<Containerd>,
     platforms: BTreeMap<String, Option<String>>,
+    /// The images that this agent had pinned at the last look.
+    pins: BTreeSet<ImageId>,
 }
 
 impl Looker {
@@ -78,17 +80,18 @@ impl Looker {
             runtime,
             containerd,
             platforms: BTreeMap::new(),
+            pins: BTreeSet::new(),
         }
     }
 
     /// Asks for all images at once.
     pub async fn look(&mut self, questions: &Questions) -> Result<Looked, RuntimeError> {
-        // First, so that whatever is in the list has been marked by now, if its pull has ended.
+        let images = self.runtime.list().await?;
+        // After the list: whatever is in it has been marked by now, if its pull has ended.
         let records = match &self.containerd {
             Some(containerd) => Some(containerd.id_records().await?),
             None => None,
         };
-        let images = self.runtime.list().await?;
         let mut by_name: BTreeMap<&str, &Image> = BTreeMap::new();
         for image in &images {
             let names = image.tags.iter().chain(&image.digests).chain([&image.id]);
@@ -116,12 +119,25 @@ impl Looker {
         }
         self.platforms
             .retain(|id, _| by_name.contains_key(id.as_str()));
-        let (holdings, pinning) = holdings(&images, &answers, records);
+        let holdings = holdings(&images, &answers, records);
+        let pinning = self.heeded(&images, &holdings);
         Ok(Looked {
             answers,
             holdings,
             pinning,
         })
+    }
+
+    /// Whether the runtime heeds the pins of this agent, if there are any: those that were there at the last look too, as the list is
+    /// a moment older than the labels.
+    fn heeded(&mut self, images: &[Image], holdings: &Holdings) -> Option<bool> {
+        let ours = holdings.iter().filter(|(_, held)| held.pin == Pin::Ours);
+        let ours: BTreeSet<ImageId> = ours.map(|(id, _)| id.clone()).collect();
+        let before = std::mem::replace(&mut self.pins, ours);
+        let mut pinned = images.iter().filter(|image| {
+            before.contains(image.id.as_str()) && self.pins.contains(image.id.as_str())
+        });
+        pinned.next().map(|image| image.pinned)
     }
 
     fn full_names(&self) -> bool {
@@ -179,12 +195,8 @@ impl Looker {
     }
 }
 
-/// Whose the images are that are wanted, or this agent's, and whether its pins are heeded.
-fn holdings(
-    images: &[Image],
-    answers: &Answers,
-    records: Option<Vec<IdRecord>>,
-) -> (Holdings, Option<bool>) {
+/// Whose the images are that are wanted, or this agent's.
+fn holdings(images: &[Image], answers: &Answers, records: Option<Vec<IdRecord>>) -> Holdings {
     let mut records: Option<BTreeMap<String, IdRecord>> = records.map(|records| {
         let records = records.into_iter();
         records.map(|record| (record.id.clone(), record)).collect()
@@ -194,7 +206,7 @@ fn holdings(
         .flatten()
         .map(|image| image.id.as_str())
         .collect();
-    let (mut holdings, mut pinning) = (Holdings::new(), None);
+    let mut holdings = Holdings::new();
     for image in images {
         let (pulled, pin, created) = match &mut records {
             None => (BTreeMap::new(), Pin::None, None),
@@ -202,17 +214,15 @@ fn holdings(
                 let record = records.remove(&image.id);
                 let created = record.as_ref().and_then(|record| record.created);
                 let marks = record.map(|record| record.marks).unwrap_or_default();
-                let pin = if marks.pin_is_ours && marks.pinned {
-                    pinning = Some(image.pinned);
-                    Pin::Ours
-                } else if image.pinned {
-                    Pin::Foreign
-                } else {
-                    Pin::None
+                let pin = match (marks.pin_is_ours, marks.pinned) {
+                    (true, true) => Pin::Ours,
+                    (true, false) => Pin::Lost,
+                    (false, _) if image.pinned || marks.pinned => Pin::Foreign,
+                    (false, _) => Pin::None,
                 };
                 if !wanted.contains(image.id.as_str())
                     && marks.pulled.is_empty()
-                    && pin != Pin::Ours
+                    && !matches!(pin, Pin::Ours | Pin::Lost)
                 {
                     continue;
                 }
@@ -232,7 +242,7 @@ fn holdings(
         };
         holdings.insert(image.id.as_str().into(), holding);
     }
-    (holdings, pinning)
+    holdings
 }
 
 fn present_image(key: &ImageKey, image: Image, foreign_platform: Option<String>) -> PresentImage {

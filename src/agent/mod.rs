@@ -159,6 +159,9 @@ pub async fn run(
         ended: BTreeMap::new(),
         reported_at: None,
         inherited: None,
+        has_inherited: false,
+        overtaken: None,
+        owned_at: Instant::now(),
     };
     // Whichever ends first: the agent ends at the shutdown, and the other two only with it or by a panic.
     let agent = tokio::spawn(agent.run(shutdown.clone()));
@@ -205,6 +208,12 @@ struct Agent {
     /// What the process before this one reported: its timestamps are carried on. It is not told anew: another process may be the
     /// one that serves this runtime.
     inherited: Option<Arc<NodeImageCacheStatus>>,
+    /// What it had pulled was taken over, if it was this Node's.
+    has_inherited: bool,
+    /// What is wanted has changed since the batch of chores began: it ends with the chore under way.
+    overtaken: Option<CancellationToken>,
+    /// When an image was last this agent's own from then on: an answer to an older question does not know of it.
+    owned_at: Instant,
 }
 
 impl Agent {
@@ -273,6 +282,9 @@ impl Agent {
 
     fn take_inputs(&mut self) {
         let inputs = self.channels.inputs.borrow_and_update().clone();
+        if let Some(overtaken) = &self.overtaken {
+            overtaken.cancel();
+        }
         let mut fresh = self.world.wants(desired(&inputs));
         // Whoever changed a Secret waits for what comes of it: this alone is not spread over the nodes.
         self.world.secrets_changed(&inputs.secrets);
@@ -282,7 +294,11 @@ impl Agent {
         let within = self.channels.spread.borrow().start_within;
         let delay = start_delay(node, &fresh, within);
         self.world.wait_at_first(fresh, delay, now);
-        if let (None, Some(reported)) = (&self.inherited, &inputs.reported) {
+        // Another Node of this name may be another machine.
+        if let (Some(reported), Known::Known(node)) = (&inputs.reported, &inputs.node)
+            && !std::mem::replace(&mut self.has_inherited, true)
+            && inputs.reported_by.as_ref() == Some(&node.uid)
+        {
             self.world.brought.inherit(reported);
         }
         self.inherited = inputs.reported;
@@ -318,7 +334,8 @@ impl Agent {
                 self.world.holdings = match &self.session {
                     Some(session) if session.containerd.is_none() => {
                         let (all, answers) = (&found.holdings, &found.answers);
-                        self.world.brought.holdings(all, answers)
+                        let is_new = asked_at >= self.owned_at;
+                        self.world.brought.holdings(all, answers, is_new)
                     }
                     _ => found.holdings.clone(),
                 };
@@ -540,6 +557,7 @@ impl Agent {
                 image: key.to_string(),
                 expires: now.wall.checked_add(timing.lease).ok(),
                 removable,
+                created: None,
                 replaces: before.clone(),
             };
             let (id, expires) = (lease.id.clone(), now.monotonic + timing.lease);
@@ -566,6 +584,7 @@ impl Agent {
             steps: self.steps.0.clone(),
             before,
             removable,
+            began: now.wall,
         };
         if is_refresh {
             debug!(image = %key, "asking the registry again");

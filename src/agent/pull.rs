@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -46,6 +47,8 @@ pub struct Pull {
     pub before: Option<String>,
     /// It is to be removed once nobody wants it.
     pub removable: bool,
+    /// When the pull began.
+    pub began: Timestamp,
 }
 
 /// How far a pull is.
@@ -134,6 +137,14 @@ impl Pull {
         let Some(mut keys) = self.cancel.run_until_cancelled(keys).await else {
             return Outcome::Cancelled.into();
         };
+        // What is there under another name is somebody else's, also under this one. containerd says when it came.
+        let there = match &self.lease {
+            Some(_) => BTreeSet::new(),
+            None => match self.runtime.list().await {
+                Ok(images) => images.into_iter().map(|image| image.id).collect(),
+                Err(error) => return Pulled::after_reading(keys, lost_or_failed(&error)),
+            },
+        };
         if self.limits.contains(&keys.sources()) {
             return Pulled::after_reading(keys, Outcome::Limited);
         }
@@ -164,7 +175,7 @@ impl Pull {
             Err(error) => return lost_or_failed(&error).into(),
         };
         Pulled {
-            own: self.mark(&image).await,
+            own: self.mark(&image, &there).await,
             resolved: Some(name),
             ..Pulled::after_reading(keys, Outcome::Pulled(image))
         }
@@ -176,25 +187,31 @@ impl Pull {
         let _ = self.steps.send(Told { key, since, step });
     }
 
-    /// Writes down that this image is the agent's own: its lease says so too for as long as it is there.
-    /// Another runtime keeps no labels.
-    async fn mark(&self, image: &PresentImage) -> Option<bool> {
-        if self.before.as_ref() == Some(&image.id) {
+    /// Writes down that this image is the agent's own, if it was not there before under any name of somebody else: its lease says so
+    /// too for as long as it is there. Another runtime keeps no labels.
+    async fn mark(&self, image: &PresentImage, there: &BTreeSet<String>) -> Option<bool> {
+        if self.before.as_ref() == Some(&image.id) || there.contains(&image.id) {
             return None;
         }
-        if let Some((containerd, _)) = &self.lease {
-            let marked = containerd.mark_pulled(&image.id, &self.key, Some(self.removable));
-            match marked.await {
-                Ok(true) => {}
-                // It was removed in the same moment.
-                Ok(false) => return None,
-                Err(error) => {
-                    debug!(image = %self.key, %error, "it could not be written down that this image was pulled");
-                    return None;
-                }
+        let Some((containerd, _)) = &self.lease else {
+            return Some(self.removable);
+        };
+        let marked = async {
+            let record = containerd.id_record(&image.id).await?;
+            if record.is_none_or(|record| record.is_foreign_since(self.began)) {
+                return Ok(false);
+            }
+            containerd
+                .mark_pulled(&image.id, &self.key, Some(self.removable))
+                .await
+        };
+        match marked.await {
+            Ok(is_own) => is_own.then_some(self.removable),
+            Err(error) => {
+                debug!(image = %self.key, %error, "it could not be written down that this image was pulled");
+                None
             }
         }
-        Some(self.removable)
     }
 
     /// Tries one credential after the other, as the kubelet does. If a registry refuses what the

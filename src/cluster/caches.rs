@@ -103,7 +103,7 @@ impl CacheFold {
         match event {
             Event::Begin => {
                 self.listed = Some(Caches::new());
-                false
+                std::mem::replace(&mut self.is_current, false)
             }
             Event::Complete => {
                 let is_news = !std::mem::replace(&mut self.is_current, true);
@@ -116,8 +116,15 @@ impl CacheFold {
                     (None, _) => is_news,
                 }
             }
-            Event::Resumed => !std::mem::replace(&mut self.is_current, true),
-            Event::Lost => std::mem::replace(&mut self.is_current, false),
+            // A list that broke off says nothing.
+            Event::Resumed => {
+                self.listed = None;
+                !std::mem::replace(&mut self.is_current, true)
+            }
+            Event::Lost => {
+                self.listed = None;
+                std::mem::replace(&mut self.is_current, false)
+            }
             Event::Listed(object) | Event::Changed(object) => {
                 let name = name(&object);
                 let cache = self.read(&name, object);
@@ -326,10 +333,12 @@ mod tests {
             !fold.take(Event::Changed(object("a", "1", 1, wants("x")))),
             "a status"
         );
+        let before = cache(&fold, "a").unwrap();
         assert!(
-            !list(&mut fold, vec![object("a", "1", 1, wants("x"))]),
-            "the same list again"
+            list(&mut fold, vec![object("a", "1", 1, wants("x"))]),
+            "it is current again"
         );
+        assert!(Arc::ptr_eq(&before, &cache(&fold, "a").unwrap()));
         assert!(fold.take(Event::Changed(object("a", "1", 2, wants("y")))));
         assert_eq!(images(&cache(&fold, "a").unwrap()), ["y"]);
         assert!(fold.take(Event::Changed(object("b", "2", 1, wants("z")))));

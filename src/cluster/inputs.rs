@@ -97,16 +97,24 @@ impl NodeFold {
         match event {
             Event::Begin => {
                 self.listed = Some(Known::Unknown);
-                false
+                std::mem::replace(&mut self.is_current, false) && self.node.known().is_some()
             }
             Event::Complete => {
                 let first = !std::mem::replace(&mut self.seen, true);
                 let resumed = !std::mem::replace(&mut self.is_current, true);
                 let listed = self.listed.take().unwrap_or_default();
-                self.put(listed) || first || resumed
+                // While it is not there, nothing else is news.
+                self.put(listed) || first || (resumed && self.node.known().is_some())
             }
-            Event::Resumed => !std::mem::replace(&mut self.is_current, true),
-            Event::Lost => std::mem::replace(&mut self.is_current, false),
+            // A list that broke off says nothing.
+            Event::Resumed => {
+                self.listed = None;
+                !std::mem::replace(&mut self.is_current, true)
+            }
+            Event::Lost => {
+                self.listed = None;
+                std::mem::replace(&mut self.is_current, false)
+            }
             Event::Listed(object) | Event::Changed(object) => self.put(Known::Known(Node {
                 uid: object.metadata.uid.unwrap_or_default(),
                 labels: object.metadata.labels.unwrap_or_default(),

@@ -33,6 +33,7 @@ pub async fn serve(
     let own = reporter::read_own(cluster, node, stop).await;
     inputs.send_if_modified(|inputs| {
         inputs.reported = own.as_ref().and_then(|own| own.status.clone());
+        inputs.reported_by = own.as_ref().and_then(|own| own.owner.clone());
         inputs.reported.is_some()
     });
     let sources = Sources {

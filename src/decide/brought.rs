@@ -53,9 +53,10 @@ impl Brought {
         self.images.insert(key.clone(), image);
     }
 
-    /// Of everything that the runtime has: what is wanted, and what was brought. What is there no more is forgotten.
+    /// Of everything that the runtime has: what is wanted, and what was brought. What is there no more is forgotten, if the answer is newer
+    /// than what was brought last.
     #[must_use]
-    pub fn holdings(&mut self, all: &Holdings, answers: &Answers) -> Holdings {
+    pub fn holdings(&mut self, all: &Holdings, answers: &Answers, is_new: bool) -> Holdings {
         let mut holdings = Holdings::new();
         for image in answers.values().flatten() {
             if let Some((id, holding)) = all.get_key_value(&*image.id) {
@@ -65,7 +66,7 @@ impl Brought {
         self.images.retain(|key, image| {
             let mut all = all.iter();
             let Some((id, holding)) = all.find(|(id, holding)| image.is(key, id, holding)) else {
-                return false;
+                return !is_new;
             };
             image.identity = Identity::Id(id.to_string());
             let holding = holdings
@@ -124,15 +125,15 @@ mod tests {
             ("3".into(), image(&["r.io/c:1", "r.io/c@sha256:z"])),
         ]
         .into();
-        let holdings = brought.holdings(&all, &Answers::new());
+        let holdings = brought.holdings(&all, &Answers::new(), true);
         assert_eq!(pulled(&holdings), [("1", "r.io/a:1", true)]);
         // The name is gone, and the image is still there.
         let all: Holdings = [("1".into(), image(&["r.io/a@sha256:x"]))].into();
-        let holdings = brought.holdings(&all, &Answers::new());
+        let holdings = brought.holdings(&all, &Answers::new(), true);
         assert_eq!(pulled(&holdings), [("1", "r.io/a:1", true)]);
-        let holdings = brought.holdings(&Holdings::new(), &Answers::new());
+        let holdings = brought.holdings(&Holdings::new(), &Answers::new(), true);
         assert!(holdings.is_empty());
-        let holdings = brought.holdings(&all, &Answers::new());
+        let holdings = brought.holdings(&all, &Answers::new(), true);
         assert!(
             holdings.is_empty(),
             "it was gone: what is there now is another's"

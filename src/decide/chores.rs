@@ -30,8 +30,10 @@ pub enum Chore {
 /// what the runtime says after the last.
 #[derive(Clone, Debug, Default)]
 pub struct Chores {
-    /// The names that are being removed now. `None`: no batch is under way.
-    running: Option<BTreeSet<ImageKey>>,
+    /// A batch is under way.
+    is_running: bool,
+    /// The names that are being removed, or were since the runtime was last looked at.
+    removed: BTreeSet<ImageKey>,
     /// The runtime has not been looked at since the last batch.
     unseen: bool,
     /// Batches that failed in a row.
@@ -47,12 +49,13 @@ impl Chores {
             Chore::Remove((_, key)) => Some(key.clone()),
             Chore::Mark { .. } | Chore::Pin(_) | Chore::Unpin(_) => None,
         });
-        self.running = Some(removed.collect());
+        self.removed.extend(removed);
+        self.is_running = true;
     }
 
     /// The batch has ended.
     pub fn ended(&mut self, went_well: bool, now: Duration, timing: &Timing) {
-        self.running = None;
+        self.is_running = false;
         self.unseen = true;
         if went_well {
             (self.failures, self.retry) = (0, None);
@@ -62,17 +65,24 @@ impl Chores {
         }
     }
 
-    /// The runtime was looked at.
-    pub fn seen(&mut self) {
-        self.unseen = false;
+    /// Whether the last batch failed.
+    #[must_use]
+    pub const fn fails_often(&self) -> bool {
+        self.failures > 0
     }
 
-    /// Whether this name is being removed.
+    /// The runtime was looked at.
+    pub fn seen(&mut self) {
+        if !self.is_running {
+            self.unseen = false;
+            self.removed.clear();
+        }
+    }
+
+    /// Whether this name is being removed, or was a moment ago.
     #[must_use]
     pub fn removes(&self, key: &ImageKey) -> bool {
-        self.running
-            .as_ref()
-            .is_some_and(|removed| removed.contains(key))
+        self.removed.contains(key)
     }
 }
 
@@ -83,7 +93,7 @@ pub(super) fn chores(
     now: Duration,
 ) -> (Vec<Chore>, Option<Duration>) {
     let state = &world.chores;
-    if state.running.is_some() || state.unseen {
+    if state.is_running || state.unseen {
         return (Vec::new(), None);
     }
     if let Some(retry) = state.retry.filter(|retry| *retry > now) {

@@ -35,6 +35,8 @@ pub enum Pin {
     None,
     /// This agent's.
     Ours,
+    /// It was this agent's, and somebody has taken it away.
+    Lost,
     /// Somebody else's.
     Foreign,
 }
@@ -56,7 +58,8 @@ pub fn is_wanted(desired: &Desired, asked: &Answers, id: &str, key: &ImageKey) -
         }
 }
 
-/// The names of an image that go with one of them that goes. Empty if none does, as the name means another image by now.
+/// The names of an image that go with one of them that goes. Empty if none does: the name means another image by now, or a tag that
+/// stays needs it.
 ///
 /// A pull by tag names the image by its digest too: that name goes with the last tag of its repository, unless it is wanted itself.
 #[must_use]
@@ -70,6 +73,10 @@ pub fn names_with(
     let is_tag = |name: &&ImageKey| !name.contains('@');
     let mut tags = holding.names.iter().filter(of_repository).filter(is_tag);
     let other_tag = tags.any(|tag| tag != key);
+    if key.contains('@') && other_tag {
+        // The tag needs it too.
+        return Vec::new();
+    }
     let digests = holding
         .names
         .iter()
@@ -81,7 +88,8 @@ pub fn names_with(
 }
 
 /// The repository of a full name.
-fn repository(name: &str) -> &str {
+#[must_use]
+pub fn repository(name: &str) -> &str {
     let name = name.split_once('@').map_or(name, |(name, _)| name);
     match name.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => repository,
@@ -139,11 +147,11 @@ mod tests {
                 go: &["r:5/a@sha256:x"],
             },
             Row {
-                what: "pulled by digest, and the tag is somebody else's",
+                what: "pulled by digest, and a tag of it is there",
                 names: &["r:5/a:1", "r:5/a@sha256:x"],
                 key: "r:5/a@sha256:x",
                 stays: &[],
-                go: &["r:5/a@sha256:x"],
+                go: &[],
             },
             Row {
                 what: "gone",

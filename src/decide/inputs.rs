@@ -83,4 +83,6 @@ pub struct Inputs {
     pub secrets: BTreeMap<SecretName, u64>,
     /// What this node's agent reported before this process started: its timestamps are kept.
     pub reported: Option<Arc<NodeImageCacheStatus>>,
+    /// The uid of the Node that owns that report.
+    pub reported_by: Option<String>,
 }

@@ -51,13 +51,14 @@ pub fn pins(desired: &Desired, asked: &Answers, holdings: &Holdings, budget: Opt
         }
         taken = taken.saturating_add(size);
         keep.insert(id);
-        if holding.pin == Pin::None {
+        if matches!(holding.pin, Pin::None | Pin::Lost) {
             pins.pin.push(id.clone());
         }
     }
     let ours = holdings
         .iter()
-        .filter(|(id, holding)| holding.pin == Pin::Ours && !keep.contains(id));
+        .filter(|(_, holding)| matches!(holding.pin, Pin::Ours | Pin::Lost))
+        .filter(|(id, _)| !keep.contains(id));
     pins.unpin = ours.map(|(id, _)| id.clone()).collect();
     pins
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::desired::{Desired, Doubt, ImageKey};
-use super::holdings::{Holdings, Own, is_wanted};
+use super::holdings::{Holdings, ImageId, Own, is_wanted};
 use super::timing::Timing;
 use super::world::Answers;
 use crate::api::Reason;
@@ -15,27 +15,35 @@ pub type Kept = (Reason, String);
 /// An image that is to be removed.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Leaving {
-    /// Nobody has wanted it since.
-    pub since: Duration,
     /// When it may be removed.
     pub due: Duration,
     /// What has kept it, when that was last looked at.
     pub kept: Option<Kept>,
+    /// Why it is not known whether anybody wants it.
+    pub doubt: Option<String>,
 }
 
 /// The images that are to be removed, each under the name that it was pulled under.
 #[derive(Clone, Debug, Default)]
 pub struct Removals {
     leaving: BTreeMap<Own, Leaving>,
+    /// When it was last seen what is wanted.
+    seen: Duration,
+    /// It is not known now: nothing goes.
+    is_held: bool,
 }
 
 impl Removals {
-    /// Nothing is known of what is wanted: whatever was about to go begins anew.
-    pub fn forget(&mut self) {
-        self.leaving.clear();
+    /// It is not known what is wanted: nothing goes, and this time does not count.
+    pub(super) fn hold(&mut self, now: Duration) {
+        let passed = now.saturating_sub(std::mem::replace(&mut self.seen, now));
+        for leaving in self.leaving.values_mut() {
+            leaving.due += passed;
+        }
+        self.is_held = true;
     }
 
-    /// Sees what nobody wants now. What may still be wanted begins anew.
+    /// Sees what nobody wants now.
     pub(super) fn tend(
         &mut self,
         desired: &Desired,
@@ -44,17 +52,6 @@ impl Removals {
         now: Duration,
         timing: &Timing,
     ) {
-        if desired.doubt == Some(Doubt::NotCurrent) {
-            self.forget();
-            return;
-        }
-        let doubt = desired.doubt.as_ref().and_then(|doubt| match doubt {
-            Doubt::NotCurrent => None,
-            Doubt::Unreadable(cache) => Some((
-                Reason::WantedElsewhere,
-                format!("the spec of {cache} cannot be read, and may want it"),
-            )),
-        });
         let leaving = holdings.iter().flat_map(|(id, holding)| {
             let names = holding.pulled.iter();
             let goes = names.filter(|(key, removable)| {
@@ -69,27 +66,33 @@ impl Removals {
         let leaving: BTreeSet<Own> = leaving.collect();
         self.leaving.retain(|own, _| leaving.contains(own));
         for own in leaving {
-            let leaving = self.leaving.entry(own).or_insert_with(|| Leaving {
-                since: now,
+            self.leaving.entry(own).or_insert(Leaving {
                 due: now + timing.removal,
                 kept: None,
+                doubt: None,
             });
-            if let Some(kept) = &doubt {
-                (leaving.since, leaving.due) = (now, now + timing.removal);
-                leaving.kept = Some(kept.clone());
-            } else if leaving
-                .kept
-                .as_ref()
-                .is_some_and(|kept| kept.0 == Reason::WantedElsewhere)
-            {
-                leaving.kept = None;
+        }
+        match &desired.doubt {
+            None => (self.seen, self.is_held) = (now, false),
+            Some(_) => self.hold(now),
+        }
+        let doubt = desired.doubt.as_ref().map(|doubt| match doubt {
+            Doubt::NotCurrent => "the API server does not tell who wants it".to_owned(),
+            Doubt::Unreadable(cache) => {
+                format!("the spec of {cache} cannot be read, and may want it")
             }
+        });
+        for leaving in self.leaving.values_mut() {
+            leaving.doubt.clone_from(&doubt);
         }
     }
 
     /// Those to remove now, and when the next one is.
     #[must_use]
     pub fn due(&self, now: Duration) -> (Vec<Own>, Option<Duration>) {
+        if self.is_held {
+            return (Vec::new(), None);
+        }
         let (due, later): (Vec<_>, Vec<_>) = self
             .leaving
             .iter()
@@ -111,6 +114,16 @@ impl Removals {
     /// It is gone.
     pub fn gone(&mut self, own: &Own) {
         self.leaving.remove(own);
+    }
+
+    /// The images that leave, each with its names.
+    #[must_use]
+    pub fn by_image(&self) -> BTreeMap<ImageId, BTreeSet<ImageKey>> {
+        let mut images = BTreeMap::<_, BTreeSet<_>>::new();
+        for (id, key) in self.leaving.keys() {
+            images.entry(id.clone()).or_default().insert(key.clone());
+        }
+        images
     }
 
     /// Under each name, the image that leaves.

@@ -132,7 +132,17 @@ impl World {
                     // It was seen a moment ago.
                     return (ImageState::Removing, None, None);
                 }
-                kept(Reason::NotOwned, NOT_OWNED)
+                let holding = self.holdings.get(&*image.id);
+                let mut pulled = holding.into_iter().flat_map(|held| held.pulled.keys());
+                match pulled.next() {
+                    Some(name) => kept(
+                        Reason::NotOwned,
+                        format!(
+                            "this agent has pulled it as {name}, and removes it under that name"
+                        ),
+                    ),
+                    None => kept(Reason::NotOwned, NOT_OWNED),
+                }
             }
             None => match &self.runtime {
                 Runtime::Down(why) | Runtime::Taken(why) => {
@@ -229,10 +239,12 @@ impl Leaving {
     /// The state of an image that leaves.
     #[must_use]
     pub fn state(&self) -> State {
-        match &self.kept {
-            Some((reason, why)) => kept(*reason, why.clone()),
-            None => (ImageState::Removing, None, None),
+        if let Some((reason, why)) = &self.kept {
+            return kept(*reason, why.clone());
         }
+        let doubt = self.doubt.as_ref();
+        let why = doubt.map(|doubt| format!("not yet: {doubt}").into());
+        (ImageState::Removing, None, why)
     }
 }
 

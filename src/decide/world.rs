@@ -395,7 +395,7 @@ impl World {
     pub fn tend(&mut self, now: Duration, timing: &Timing) {
         self.yielding = self.traffic.yielding(now, timing);
         let Known::Known(desired) = &self.desired else {
-            self.removals.forget();
+            self.removals.hold(now);
             self.reclaim.forget();
             return;
         };
@@ -403,6 +403,9 @@ impl World {
             let (asked, holdings) = (&self.asked, &self.holdings);
             self.removals.tend(desired, asked, holdings, now, timing);
             self.pins = pins(desired, asked, holdings, self.pin_budget);
+            if desired.doubt.is_some() {
+                self.pins.unpin.clear();
+            }
             if self.disk.limits().reclaim {
                 self.reclaim.tend(desired, asked, holdings, now, timing);
             }

@@ -17,6 +17,7 @@ use super::proto::containerd::leases::{
     ListResourcesResponse, Resource,
 };
 use super::proto::containerd::version::version_client::VersionClient;
+use super::records::timestamp;
 
 /// Everything of the CRI is in this namespace.
 pub(super) const NAMESPACE: &str = "k8s.io";
@@ -52,6 +53,8 @@ pub struct Lease {
     pub removable: bool,
     /// The ID of the image that was there under this name when the lease was made: a pull that ends with it has brought nothing.
     pub replaces: Option<String>,
+    /// When it was made, if it is there.
+    pub created: Option<Timestamp>,
     /// When containerd may collect it. It does so with the next collection that something else
     /// causes, which may be much later.
     pub expires: Option<Timestamp>,
@@ -165,6 +168,7 @@ impl Containerd {
             .filter_map(|mut lease| {
                 Some(Lease {
                     removable: lease.labels.contains_key(REMOVABLE),
+                    created: lease.created_at.and_then(timestamp),
                     replaces: lease.labels.remove(REPLACES),
                     image: lease.labels.remove(OURS)?,
                     expires: lease.labels.get(EXPIRES).and_then(|time| time.parse().ok()),

@@ -37,6 +37,25 @@ pub struct IdRecord {
     pub created: Option<Timestamp>,
 }
 
+impl IdRecord {
+    /// Whether somebody else has brought the image before this time.
+    #[must_use]
+    pub fn is_foreign_since(&self, time: Timestamp) -> bool {
+        self.marks.pulled.is_empty() && self.created.is_none_or(|created| created < time)
+    }
+}
+
+impl From<Image> for IdRecord {
+    fn from(image: Image) -> Self {
+        Self {
+            target: image.target.map(|target| target.digest).unwrap_or_default(),
+            marks: Marks::of(&image.labels),
+            created: image.created_at.and_then(timestamp),
+            id: image.name,
+        }
+    }
+}
+
 impl Containerd {
     /// The record of every image's ID, in no order.
     pub async fn id_records(&self) -> Result<Vec<IdRecord>, RuntimeError> {
@@ -45,15 +64,12 @@ impl Containerd {
         });
         let answer = async { self.images_client().list(request).await };
         let images = self.call("list image records", answer).await?.images;
-        Ok(images
-            .into_iter()
-            .map(|image| IdRecord {
-                target: image.target.map(|target| target.digest).unwrap_or_default(),
-                marks: Marks::of(&image.labels),
-                created: image.created_at.and_then(timestamp),
-                id: image.name,
-            })
-            .collect())
+        Ok(images.into_iter().map(IdRecord::from).collect())
+    }
+
+    /// The record of one image's ID. `None`: it is not there.
+    pub async fn id_record(&self, id: &str) -> Result<Option<IdRecord>, RuntimeError> {
+        Ok(self.record(id).await?.map(IdRecord::from))
     }
 
     /// Notes on the image that we have pulled it under this reference, and whether it is to be
@@ -180,6 +196,6 @@ impl Containerd {
     }
 }
 
-fn timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
+pub(super) fn timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
     Timestamp::new(time.seconds, time.nanos).ok()
 }

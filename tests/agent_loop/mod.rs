@@ -106,7 +106,10 @@ impl Agent {
     /// What the agent before this one has reported.
     pub fn inherits(&self, reported: Option<&NodeImageCacheStatus>) {
         let reported = reported.cloned().map(Arc::new);
-        self.inputs.send_modify(|inputs| inputs.reported = reported);
+        self.inputs.send_modify(|inputs| {
+            inputs.reported = reported;
+            inputs.reported_by = Some(Node::default().uid);
+        });
     }
 
     /// Each object by its name and priority, with its images.
@@ -138,9 +141,10 @@ impl Agent {
                 (name, Arc::new(cache))
             })
             .collect();
-        let reported = self.inputs.borrow().reported.clone();
+        let before = self.inputs.borrow().clone();
         self.inputs.send_replace(Inputs {
-            reported,
+            reported: before.reported,
+            reported_by: before.reported_by,
             caches: Known::Known(Arc::new(caches)),
             node: Known::Known(Node::default()),
             is_current: IsCurrent {

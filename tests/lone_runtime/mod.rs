@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use imagecache_agent::api::reason::Reason;
-use imagecache_agent::runtime::{Containerd, Endpoint, PullError, Runtime};
+use imagecache_agent::runtime::{Containerd, Endpoint, Lease, PullError, Runtime};
 use testbed::{
     ContainerdOptions, FaultProxy, ImageSpec, Lab, Listen, Registry, RegistryOptions, Version,
     wait_for,
@@ -60,6 +60,16 @@ impl LoneRuntime {
 
     pub async fn containerd(&self) -> Containerd {
         Containerd::ask(&self.runtime).await.unwrap().unwrap()
+    }
+
+    /// Our leases, without when they were made.
+    pub async fn leases(&self) -> Vec<Lease> {
+        let leases = self.containerd().await.leases().await.unwrap().into_iter();
+        let without = |lease| Lease {
+            created: None,
+            ..lease
+        };
+        leases.map(without).collect()
     }
 
     pub async fn until_no_lease_is_left(&self) {

@@ -29,7 +29,6 @@ async fn only_what_the_agent_brought_and_nobody_wants_goes_and_only_where_it_is_
         registry.push("lab/twin:2", &both).await?;
         for node in fleet.cluster.nodes() {
             node.containerd().pull(&fleet.image("lab/before:1")).await?;
-            node.containerd().pull(&fleet.image("lab/twin:2")).await?;
         }
         let names = ["lab/goes:1", "lab/before:1", "lab/shared:1", "lab/twin:1"];
         let images: Vec<_> = names.iter().map(|name| fleet.image(name)).collect();
@@ -40,6 +39,9 @@ async fn only_what_the_agent_brought_and_nobody_wants_goes_and_only_where_it_is_
             .await?;
         fleet.until_ready("remove", SOON).await?;
         fleet.until_ready("keep", SOON).await?;
+        for node in fleet.cluster.nodes() {
+            node.containerd().pull(&fleet.image("lab/twin:2")).await?;
+        }
 
         // Dropped from a list, and the other object is deleted.
         fleet.set("remove", remove(vec![fleet.image("lab/last:1")])).await?;

@@ -11,7 +11,8 @@ use crate::api::node_image_cache::{
     ImageProgress, ImageReport, MAX_REPORTED_IMAGES, NodeImageCacheStatus, Origin,
 };
 use crate::api::{ImageState, Reason};
-use crate::decide::holdings::Pin;
+use crate::decide::desired::ImageKey;
+use crate::decide::holdings::{Holding, Pin, repository};
 use crate::decide::world::{Now, World};
 
 /// What the entries of images may take together, in bytes: with everything else a report stays below 512 KiB, and so far below what the
@@ -63,7 +64,9 @@ pub(super) fn images(
             ImageReport {
                 image: key.to_string(),
                 state: *state,
-                digest: image.and_then(|image| image.digest.clone()),
+                digest: image
+                    .and_then(|image| image.digest.clone())
+                    .or_else(|| holding.and_then(|holding| digest(holding, key))),
                 bytes: image
                     .map(|image| image.bytes)
                     .or(holding.map(|holding| holding.bytes))
@@ -78,7 +81,8 @@ pub(super) fn images(
                         false => RemovalPolicy::Keep,
                     },
                 ),
-                pinned: holding.is_some_and(|holding| holding.pin != Pin::None),
+                pinned: holding
+                    .is_some_and(|holding| matches!(holding.pin, Pin::Ours | Pin::Foreign)),
                 evictions: world
                     .memory
                     .get(key)
@@ -117,4 +121,11 @@ pub(super) fn images(
 /// Reasons beside which it is said when the image is tried again, although it has not failed.
 const fn is_told(reason: Reason) -> bool {
     matches!(reason, Reason::Evicted | Reason::RefreshFailed)
+}
+
+/// The digest that an image has in the repository of this name.
+fn digest(holding: &Holding, key: &ImageKey) -> Option<String> {
+    let mut names = holding.names.iter();
+    let name = names.find(|name| name.contains('@') && repository(name) == repository(key))?;
+    name.split_once('@').map(|(_, digest)| digest.to_owned())
 }
