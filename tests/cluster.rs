@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use imagecache_agent::api::{NodeImageCache, NodeImageCacheStatus};
 use imagecache_agent::cluster::{self, Cluster, ClusterSecrets, Scale, lease};
-use imagecache_agent::decide::{Inputs, Node, Timing};
+use imagecache_agent::decide::{Inputs, IsCurrent, Node, Timing};
 use imagecache_agent::telemetry::Metrics;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -232,8 +232,8 @@ async fn an_agent_is_told_what_is_wanted_through_every_trouble() {
     // A spec with a field of a later version is not acted on: what it asked for before stays, and the others go on.
     let newer = json!([{
         "op": "add",
-        "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/ensure",
-        "value": {"type": "string"},
+        "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/turnedRound",
+        "value": {"type": "boolean"},
     }]);
     let crd = "crd/imagecaches.imagecache.dev";
     bed.kubectl(&["patch", crd, "--type=json", "-p", &newer.to_string()])
@@ -261,10 +261,14 @@ async fn an_agent_is_told_what_is_wanted_through_every_trouble() {
         .await;
 
     // The API server away: what is known stays, and what happened meanwhile is known afterwards.
-    inputs.mark_unchanged();
+    let known = side.inputs.borrow().clone();
     bed.kill9_api_server().unwrap();
+    let is_current = |side: &Side| side.inputs.borrow().is_current;
+    side.sees("that nobody tells", IsCurrent::default(), is_current)
+        .await;
     bed.start_api_server().await.unwrap();
-    assert!(!inputs.has_changed().unwrap());
+    let after = side.inputs.borrow().clone();
+    assert_eq!((&after.caches, &after.node), (&known.caches, &known.node));
     bed.kubectl(&["delete", "ic", "c"]).await.unwrap();
     side.sees(
         "a deletion",
@@ -272,6 +276,11 @@ async fn an_agent_is_told_what_is_wanted_through_every_trouble() {
         Side::images,
     )
     .await;
+    let both = IsCurrent {
+        caches: true,
+        node: true,
+    };
+    side.sees("that it is told again", both, is_current).await;
 
     // The Node created anew is another one.
     let nodes = Api::<NodeObject>::all(bed.client());

@@ -128,6 +128,7 @@ impl Batch {
             names: names.map(|name| name.as_str().into()).collect(),
             ..Holding::default()
         };
+        let is_there = found.is_some();
         if found.is_some_and(|image| image.pinned) && !self.is_own_pin(id).await? {
             let why = "something else has pinned it".to_owned();
             return Ok(Some((Reason::InUse, why)));
@@ -138,6 +139,9 @@ impl Batch {
         }
         let go = names_with(&holding, key, |name| self.wanted.contains(name));
         let Some(containerd) = &self.containerd else {
+            if !is_there {
+                return Ok(None);
+            }
             return self.remove_whole(id, &holding).await;
         };
         let is_last = holding.names.iter().all(|name| go.contains(name));
@@ -168,10 +172,9 @@ impl Batch {
             let why = format!("the runtime would remove {name} with it: both are one image");
             return Ok(Some((Reason::Shared, why)));
         }
-        // A name that it has at this moment: the one that it was pulled under may mean another image by now.
-        if let Some(name) = holding.names.first() {
-            self.runtime.remove(name).await?;
-        }
+        // By a name that it has at this moment: the one that it was pulled under may mean another image by now.
+        let name = holding.names.first().unwrap_or(id);
+        self.runtime.remove(name).await?;
         Ok(None)
     }
 
@@ -202,13 +205,19 @@ impl Agent {
             return;
         };
         let desired = self.world.desired.known();
+        let mut leaving = self.world.removals.by_image(self.now().monotonic);
+        for chore in &chores {
+            if let Chore::Remove((id, key)) = chore {
+                leaving.entry(id.clone()).or_default().insert(key.clone());
+            }
+        }
         let batch = Batch {
             runtime: session.runtime.clone(),
             containerd: session.containerd.clone(),
             wanted: desired
                 .map(|desired| desired.images.keys().cloned().collect())
                 .unwrap_or_default(),
-            leaving: self.world.removals.by_image(),
+            leaving,
             overtaken: CancellationToken::new(),
             chores,
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::desired::{Desired, ImageKey};
+use super::desired::{Desired, Doubt, ImageKey};
 use super::holdings::{ImageId, Own};
 use super::timing::Timing;
 use super::world::World;
@@ -113,7 +113,8 @@ pub(super) fn chores(
             }
         }
     }
-    if world.pinning != Some(false) {
+    let is_current = desired.doubt != Some(Doubt::NotCurrent);
+    if is_current && world.pinning != Some(false) {
         chores.extend(world.pins.pin.iter().cloned().map(Chore::Pin));
     }
     chores.extend(world.pins.unpin.iter().cloned().map(Chore::Unpin));

@@ -70,6 +70,9 @@ pub struct Disk {
     /// Its bytes, once it was seen. `None`: this agent does not see it.
     capacity: Option<u64>,
     seen: Option<Seen>,
+    /// How many looks have failed in a row, and when the next one is.
+    misses: u32,
+    retry: Duration,
     /// How often the own Node is asked. `None`: there is none.
     pub ask_node: Option<Duration>,
     /// What the Node said last.
@@ -84,6 +87,9 @@ pub struct Disk {
     /// Of images that are not there, as far as it is known: bytes that a pull has left or brought, and bytes in all, both compressed.
     sizes: BTreeMap<ImageKey, (u64, u64)>,
 }
+
+/// So many looks that fail in a row, and the filesystem counts as one that is not seen.
+const MISSES: u32 = 5;
 
 /// The newest look.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +139,7 @@ impl Disk {
     /// A connection to the runtime was made: the bytes of the filesystem that it keeps images on, if this agent sees that.
     pub fn found(&mut self, capacity: Option<u64>) {
         (self.capacity, self.seen) = (capacity, None);
+        (self.misses, self.retry) = (0, Duration::ZERO);
         if !self.guards() {
             self.let_all_go();
         }
@@ -141,9 +148,15 @@ impl Disk {
     /// The filesystem was looked at, beginning at this time. `None`: it cannot be seen any more.
     pub fn saw(&mut self, usage: Option<Usage>, at: Duration, timing: &Timing) {
         let Some(usage) = usage else {
-            self.found(None);
+            self.misses += 1;
+            if self.misses >= MISSES {
+                self.found(None);
+            }
+            // Nothing is started meanwhile.
+            (self.seen, self.retry) = (None, at + timing.disk_good * self.misses);
             return;
         };
+        self.misses = 0;
         self.capacity = Some(usage.capacity);
         self.seen = Some(Seen {
             usage,
@@ -153,9 +166,14 @@ impl Disk {
         });
     }
 
+    /// How far the filesystem was used at the last look, for people.
+    pub(super) fn figures(&self) -> Option<String> {
+        self.seen.map(|seen| seen.usage.of_bytes())
+    }
+
     /// Images were removed: the last look says nothing any more.
     pub fn changed(&mut self) {
-        self.seen = None;
+        (self.seen, self.retry) = (None, Duration::ZERO);
     }
 
     /// The Node was asked, at this time. One that cannot be asked is taken at its last word.
@@ -200,7 +218,7 @@ impl Disk {
     /// When to look at the filesystem, and when to ask the Node. `None`: that need not be.
     #[must_use]
     pub fn looks(&self) -> [Option<Duration>; 2] {
-        let seen = self.seen.map(|seen| seen.next).unwrap_or_default();
+        let seen = self.seen.map_or(self.retry, |seen| seen.next);
         let asked = self.node.as_ref().map(|asked| asked.next);
         // While it is closed nothing is pulled, whatever the Node would say.
         let asks = self.ask_node.is_some() && self.closed.is_none();

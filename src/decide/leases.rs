@@ -160,6 +160,15 @@ impl Leases {
         }
     }
 
+    /// There is no room on the disk: what interrupted pulls of missing images have left goes now.
+    pub(super) fn give_up_parts(&mut self, pulls: &BTreeMap<ImageKey, Pull>, now: Duration) {
+        let idle = self.held.values_mut();
+        for lease in idle.filter(|lease| !pulls.contains_key(&lease.image)) {
+            lease.release = Some(now.max(lease.earliest));
+            lease.is_short = false;
+        }
+    }
+
     /// The ids of those to give up now, and when the next one is.
     #[must_use]
     pub fn due(&self, now: Duration) -> (Vec<String>, Option<Duration>) {

@@ -35,6 +35,8 @@ pub struct Memory {
     pub seen: bool,
     /// When something else removed it, as far as that is remembered.
     pub evictions: Vec<Duration>,
+    /// How far the image filesystem was used when it was last seen before that.
+    pub disk: Option<String>,
     /// When it was last asked for, and when it is to be asked for again.
     pub refresh: Refresh,
 }
@@ -87,7 +89,8 @@ impl Memory {
     }
 
     /// Pulled again at once the first time, later and later when it keeps happening.
-    pub(super) fn evicted(&mut self, now: Now, timing: &Timing, chance: f64) {
+    pub(super) fn evicted(&mut self, disk: Option<String>, now: Now, timing: &Timing, chance: f64) {
+        self.disk = disk;
         self.evictions
             .retain(|at| now.monotonic.saturating_sub(*at) < timing.eviction_memory);
         let before = u32::try_from(self.evictions.len()).unwrap_or(u32::MAX);

@@ -116,11 +116,13 @@ impl Removals {
         self.leaving.remove(own);
     }
 
-    /// The images that leave, each with its names.
+    /// The images whose time has come, each with its names: those too that something keeps.
     #[must_use]
-    pub fn by_image(&self) -> BTreeMap<ImageId, BTreeSet<ImageKey>> {
+    pub fn by_image(&self, now: Duration) -> BTreeMap<ImageId, BTreeSet<ImageKey>> {
         let mut images = BTreeMap::<_, BTreeSet<_>>::new();
-        for (id, key) in self.leaving.keys() {
+        let is_due = |leaving: &Leaving| leaving.due <= now || leaving.kept.is_some();
+        let due = self.leaving.iter().filter(|(_, leaving)| is_due(leaving));
+        for ((id, key), _) in due {
             images.entry(id.clone()).or_default().insert(key.clone());
         }
         images

@@ -155,13 +155,17 @@ impl World {
 
     /// What became of an image that was there, and what to do.
     fn evicted(&self, key: &ImageKey) -> Cow<'static, str> {
-        let memory = self.memory.get(key);
-        let times = memory.map_or(0, |memory| memory.evictions.len());
-        if times > 1 {
-            format!("{EVICTED}; it was removed {times} times within an hour").into()
-        } else {
-            EVICTED.into()
-        }
+        let Some(memory) = self
+            .memory
+            .get(key)
+            .filter(|memory| memory.evictions.len() > 1)
+        else {
+            return EVICTED.into();
+        };
+        let times = memory.evictions.len();
+        let disk = memory.disk.as_ref();
+        let disk = disk.map_or_else(String::new, |disk| format!("; before that, {disk}"));
+        format!("{EVICTED}; it was removed {times} times within an hour{disk}").into()
     }
 
     /// Who wants this image gone.

@@ -372,7 +372,7 @@ impl World {
                 (Some(_), None) if self.chores.removes(&key) => {}
                 (Some(_), None) => {
                     let memory = self.memory.entry(key.clone()).or_default();
-                    memory.evicted(now, timing, chance);
+                    memory.evicted(self.disk.figures(), now, timing, chance);
                     evicted.push(key);
                 }
                 (None, None) => {}
@@ -410,9 +410,10 @@ impl World {
                 self.reclaim.tend(desired, asked, holdings, now, timing);
             }
         }
-        let has_room_again =
-            self.disk
-                .tend(desired, &self.pulls, self.traffic.bytes(), now, timing);
+        // Of a refresh most is there already: only what it really takes counts.
+        let is_new = |key: &ImageKey| self.pulls.get(key).is_some_and(|pull| !pull.is_refresh);
+        let new_bytes = self.traffic.bytes().filter(|(key, _)| is_new(key));
+        let has_room_again = self.disk.tend(desired, &self.pulls, new_bytes, now, timing);
         if has_room_again {
             for memory in self.memory.values_mut() {
                 memory.room_came_back();
@@ -429,6 +430,9 @@ impl World {
         }
         let (asked, memory, pulls) = (&self.asked, &self.memory, &self.pulls);
         self.leases.tend(desired, asked, memory, pulls, now, timing);
+        if self.disk.gives_up_parts(now, timing) {
+            self.leases.give_up_parts(pulls, now);
+        }
     }
 
     /// From now on this is reported of how far the pulls are.

@@ -85,6 +85,18 @@ impl Disk {
         }
     }
 
+    /// Whether pulls have waited for room for so long that what interrupted ones have left may be what takes it. It is given up then, and
+    /// counts as what these pulls had taken.
+    pub(in crate::decide) fn gives_up_parts(&mut self, now: Duration, timing: &Timing) -> bool {
+        match &mut self.closed {
+            Some(closed) if closed.was_over && now >= closed.since + timing.lease_kept => {
+                (closed.was_over, closed.since) = (false, now);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Something else has brought this image.
     pub(in crate::decide) fn arrived(&mut self, key: &ImageKey) {
         self.sizes.remove(key);

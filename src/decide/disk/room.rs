@@ -143,6 +143,8 @@ impl Disk {
             }
             Some(_) if usage.inodes_are_beyond(self.low()) => vec![(None, Lack::Inodes)],
             Some(_) => Vec::new(),
+            // What they have unpacked counts twice while they run.
+            None if pulls.values().any(|pull| !is_over(pull)) => Vec::new(),
             None => {
                 let used = usage.used.saturating_add(self.reserved(pulls));
                 let held = self.held.iter().filter(|(_, held)| held.until.is_none());

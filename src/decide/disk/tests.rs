@@ -430,3 +430,42 @@ fn the_condition_says_what_is_in_the_way_and_nothing_when_nobody_needs_room() {
     node.tend();
     assert!(said(&node).2.starts_with("b: "));
 }
+
+#[test]
+fn what_stopped_pulls_have_left_is_given_up_after_a_while_and_they_wait() {
+    let timing = Timing::default();
+    let mut node = Node::new(&["a"]);
+    node.look(usage(500));
+    node.start("a");
+    node.look(usage(801));
+    node.end("a", &Outcome::Cancelled);
+    node.look(usage(790));
+    let closed = at(node.now);
+    assert!(!node.disk.gives_up_parts(closed, &timing));
+    node.now += timing.lease_kept.as_secs();
+    node.look(usage(790));
+    let now = at(node.now);
+    assert!(node.disk.gives_up_parts(now, &timing));
+    assert!(!node.disk.gives_up_parts(now, &timing), "once");
+    // It was that: started at once it would do the same again.
+    assert!(!node.look(usage(500)));
+    assert_eq!(node.gate(), Gate::Open);
+    assert!(node.message("a").contains("it is tried again later"));
+}
+
+#[test]
+fn a_look_that_fails_starts_nothing_and_is_repeated_and_after_several_nobody_looks() {
+    let timing = Timing::default();
+    let mut node = Node::new(&["a"]);
+    node.look(usage(500));
+    for miss in 1..5 {
+        node.disk.saw(None, at(node.now), &timing);
+        assert_eq!(node.gate(), Gate::Unseen, "{miss}");
+        let next = node.disk.looks()[0].unwrap();
+        assert!(next > at(node.now));
+        node.now = next.as_secs();
+    }
+    node.disk.saw(None, at(node.now), &timing);
+    assert_eq!(node.disk.looks()[0], None);
+    assert_eq!(node.gate(), Gate::Open, "the Node's own condition is left");
+}

@@ -373,7 +373,20 @@ fn an_evicted_image_is_pulled_at_once_and_the_next_time_later() {
         &timing,
         0.5,
     );
+    let usage = Usage {
+        capacity: 100,
+        used: 86,
+        ..Usage::default()
+    };
+    world.disk.saw(Some(usage), at(12).monotonic, &timing);
     world.has(gone(), at(20), &timing, 0.5);
+    let said = world.state(&key("a"), at(20), &timing).2.unwrap();
+    let figures =
+        "removed 2 times within an hour; before that, the image filesystem is used to 86.0 %";
+    assert!(
+        said.contains("spec.pin") && said.contains(figures),
+        "{said}"
+    );
     let second = plan(&world, 2, at(20));
     assert_eq!(
         (second.start.len(), second.wake),

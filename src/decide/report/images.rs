@@ -40,13 +40,8 @@ pub(super) fn images(
         .filter(|(key, (state, ..))| *state != ImageState::Removed && !states.contains_key(*key));
     let mut keys: Vec<_> = states.iter().chain(going).collect();
     keys.sort_by_key(|(key, _)| *key);
-    if keys.len() > MAX_REPORTED_IMAGES {
-        keys.sort_by_key(|(_, (state, ..))| *state == ImageState::Ready);
-    }
-    let (all, mut room) = (keys.len(), ROOM);
-    let images: Vec<_> = keys
+    let mut images: Vec<_> = keys
         .into_iter()
-        .take(MAX_REPORTED_IMAGES)
         .map(|(key, (state, reason, message))| {
             let image = world.image(key);
             let leaves = world.removals.iter().find(|((_, name), _)| name == key);
@@ -105,15 +100,19 @@ pub(super) fn images(
                 message: message.as_deref().map(str::to_owned),
             }
         })
-        .take_while(|image: &ImageReport| {
-            let texts = [&image.digest, &image.message].into_iter().flatten();
-            let texts = texts.map(String::len).sum::<usize>() + image.image.len();
-            let takes = texts + AROUND;
-            let fits = takes <= room;
-            room = room.saturating_sub(takes);
-            fits
-        })
         .collect();
+    let all = images.len();
+    if all > MAX_REPORTED_IMAGES || images.iter().map(size).sum::<usize>() > ROOM {
+        images.sort_by_key(|image| image.state == ImageState::Ready);
+        let mut room = ROOM;
+        let fits = images.iter().take(MAX_REPORTED_IMAGES).take_while(|image| {
+            let size = size(image);
+            let fits = size <= room;
+            room = room.saturating_sub(size);
+            fits
+        });
+        images.truncate(fits.count());
+    }
     let omitted = length(all.saturating_sub(images.len()));
     (images, omitted)
 }
@@ -121,6 +120,12 @@ pub(super) fn images(
 /// Reasons beside which it is said when the image is tried again, although it has not failed.
 const fn is_told(reason: Reason) -> bool {
     matches!(reason, Reason::Evicted | Reason::RefreshFailed)
+}
+
+/// What an entry takes, in bytes, or a little more.
+fn size(image: &ImageReport) -> usize {
+    let texts = [&image.digest, &image.message].into_iter().flatten();
+    AROUND + image.image.len() + texts.map(String::len).sum::<usize>()
 }
 
 /// The digest that an image has in the repository of this name.

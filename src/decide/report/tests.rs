@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::*;
+use crate::api::node_image_cache::ImageReport;
 use crate::api::{ImageCacheSpec, ImageList};
 use crate::decide::memory::Failed;
 use crate::decide::world::Outcome;
@@ -248,6 +249,8 @@ fn a_report_of_two_thousand_long_names_that_fail_at_length_stays_below_half_a_me
     let bytes = serde_json::to_vec(&report).unwrap().len();
     assert!(bytes < 512 << 10, "{bytes} bytes");
     assert!(report.images.len() > 200, "{}", report.images.len());
+    let is_failed = |image: &ImageReport| image.state == ImageState::Failed;
+    assert!(report.images.iter().all(is_failed), "those first");
     let told = i32::try_from(report.images.len()).unwrap();
     assert_eq!(told + report.images_omitted, 2000);
     assert_eq!(
