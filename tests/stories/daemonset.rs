@@ -35,7 +35,7 @@ async fn a_daemonset_serves_every_node_and_a_rolling_restart_loses_nothing() -> 
         let start = Instant::now();
         a_rolling_restart_loses_nothing(&fleet).await?;
         println!("restarted after {:.1?}", start.elapsed());
-        Ok(())
+        an_uninstall_leaves_the_images_and_nothing_else(&fleet).await
     };
     let result = played.await;
     if result.is_err() {
@@ -129,6 +129,25 @@ async fn every_agent_sees_the_disk(fleet: &Fleet) -> Result<()> {
     for node in fleet.cluster.nodes() {
         let report = fleet.report(node.name()).await?.context("no report")?;
         ensure!(report.runtime.disk, "{}: {:?}", node.name(), report.runtime);
+    }
+    Ok(())
+}
+
+async fn an_uninstall_leaves_the_images_and_nothing_else(fleet: &Fleet) -> Result<()> {
+    let cluster = &fleet.cluster;
+    cluster.clean_up().await?;
+    cluster.kubectl(&["delete", "-k", MANIFESTS]).await?;
+    for node in cluster.nodes() {
+        let runtime = node.containerd();
+        for kind in ["images", "leases"] {
+            let left = runtime.ctr(&[kind, "ls"]).await?;
+            ensure!(!left.contains("imagecache.dev/"), "{}: {left}", node.name());
+        }
+        ensure!(
+            runtime.has(&fleet.image("lab/app:1")).await?,
+            "{}",
+            node.name()
+        );
     }
     Ok(())
 }

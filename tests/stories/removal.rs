@@ -283,17 +283,17 @@ async fn what_a_pod_uses_stays_until_the_pod_is_gone() -> Result<()> {
             .set("used", to_remove(std::slice::from_ref(&image)))
             .await?;
         fleet.until_ready("used", SOON).await?;
-        for node in ["n1", "n2", "n3"] {
-            fleet.cluster.apply(&pod(node, &image)).await?;
+        // One of them has ended: its container is there as long as the pod is.
+        for (node, command, until) in [
+            ("n1", "sleep", "condition=Ready"),
+            ("n2", "true", "jsonpath={.status.phase}=Succeeded"),
+            ("n3", "sleep", "condition=Ready"),
+        ] {
+            fleet.cluster.apply(&pod(node, &image, command)).await?;
+            let (pod, until) = (format!("pod/sleeper-{node}"), format!("--for={until}"));
+            let wait = ["wait", &pod, &until, "--timeout=60s"];
+            fleet.cluster.kubectl(&wait).await?;
         }
-        let wait = [
-            "wait",
-            "pods",
-            "--all",
-            "--for=condition=Ready",
-            "--timeout=60s",
-        ];
-        fleet.cluster.kubectl(&wait).await?;
         fleet
             .caches()
             .delete("used", &DeleteParams::default())
@@ -325,9 +325,9 @@ async fn what_a_pod_uses_stays_until_the_pod_is_gone() -> Result<()> {
     .await
 }
 
-/// A pod that sleeps on a node.
-fn pod(node: &str, image: &str) -> String {
+/// A pod on a node, with one command of busybox.
+fn pod(node: &str, image: &str, command: &str) -> String {
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: sleeper-{node}}}\nspec:\n  nodeName: {node}\n  hostNetwork: true\n  containers:\n  - name: sleeper\n    image: {image}\n    command: [/bin/busybox, sleep, \"3600\"]\n"
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: sleeper-{node}}}\nspec:\n  nodeName: {node}\n  hostNetwork: true\n  restartPolicy: Never\n  containers:\n  - name: sleeper\n    image: {image}\n    command: [/bin/busybox, {command}, \"3600\"]\n"
     )
 }

@@ -4,6 +4,7 @@
 
 mod conditions;
 mod counts;
+mod life;
 mod states;
 
 use std::collections::BTreeMap;

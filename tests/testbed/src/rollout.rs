@@ -56,6 +56,36 @@ patches:
         Ok(folder)
     }
 
+    /// Removes the agents, and has what they have left on the nodes taken away, as the pages say.
+    pub async fn clean_up(&self) -> Result<()> {
+        let delete = [
+            "delete",
+            "daemonset/imagecache-agent",
+            "--cascade=foreground",
+        ];
+        let of_namespace = ["--namespace", NAMESPACE];
+        self.kubectl(&[&delete[..], &of_namespace].concat()).await?;
+        let folder = self.lab().folder("cleanup")?;
+        let base = relative(&workspace()?.join("manifests/cleanup"), &folder)?;
+        let image = self.registry().reference(REPOSITORY);
+        let kustomization = format!(
+            "resources: [{base}]\nimages:\n- {{name: localhost/imagecache-agent, newName: {image:?}}}\n"
+        );
+        fs::write(folder.join("kustomization.yaml"), kustomization)?;
+        let folder = folder.to_string_lossy();
+        self.kubectl(&["apply", "--warnings-as-errors", "-k", &folder])
+            .await?;
+        let wait = [
+            "rollout",
+            "status",
+            "daemonset/imagecache-cleanup",
+            "--timeout=120s",
+        ];
+        self.kubectl(&[&wait[..], &of_namespace].concat())
+            .await
+            .map(drop)
+    }
+
     /// Applies it, and waits until each node has its agent. A warning of the API server is an error.
     pub async fn roll_out(&self) -> Result<()> {
         let folder = self.rollout_folder().await?;
