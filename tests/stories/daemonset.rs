@@ -136,7 +136,8 @@ async fn every_agent_sees_the_disk(fleet: &Fleet) -> Result<()> {
 async fn an_uninstall_leaves_the_images_and_nothing_else(fleet: &Fleet) -> Result<()> {
     let cluster = &fleet.cluster;
     cluster.clean_up().await?;
-    cluster.kubectl(&["delete", "-k", MANIFESTS]).await?;
+    let delete = ["delete", "-k", MANIFESTS, "--ignore-not-found"];
+    cluster.kubectl(&delete).await?;
     for node in cluster.nodes() {
         let runtime = node.containerd();
         for kind in ["images", "leases"] {

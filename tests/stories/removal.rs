@@ -273,7 +273,8 @@ async fn kill(fleet: &Fleet, nodes: &[&str]) -> Result<()> {
 async fn what_a_pod_uses_stays_until_the_pod_is_gone() -> Result<()> {
     story_with(ClusterOptions::three_nodes(), &[DELAY], async |fleet| {
         let image = fleet.image("lab/sleeper:1");
-        let busybox = ImageSpec::busybox()?;
+        // With a layer of its own: the pods' own pause image may be the same one otherwise, and somebody else's.
+        let busybox = ImageSpec::busybox()?.layer(9, 1000);
         fleet
             .cluster
             .registry()
@@ -328,6 +329,6 @@ async fn what_a_pod_uses_stays_until_the_pod_is_gone() -> Result<()> {
 /// A pod on a node, with one command of busybox.
 fn pod(node: &str, image: &str, command: &str) -> String {
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: sleeper-{node}}}\nspec:\n  nodeName: {node}\n  hostNetwork: true\n  restartPolicy: Never\n  containers:\n  - name: sleeper\n    image: {image}\n    command: [/bin/busybox, {command}, \"3600\"]\n"
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: sleeper-{node}}}\nspec:\n  nodeName: {node}\n  hostNetwork: true\n  restartPolicy: Never\n  containers:\n  - name: sleeper\n    image: {image}\n    command: [/bin/busybox, \"{command}\", \"3600\"]\n"
     )
 }
