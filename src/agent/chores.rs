@@ -75,7 +75,7 @@ impl Batch {
             }
             Chore::Mark { own, removable } => {
                 if let Some(containerd) = &self.containerd {
-                    let (id, key) = own;
+                    let Own { key, id } = own;
                     containerd.mark_pulled(id, key, Some(*removable)).await?;
                 } else {
                     done.marked.push((own.clone(), *removable));
@@ -119,7 +119,7 @@ impl Batch {
     /// Removes an image under one of its names, or says what keeps it. Whatever the decision rested on is asked for once more.
     ///
     /// The mark that the image is ours goes last: killed at any point before, the next process goes on.
-    async fn remove(&self, (id, key): &Own) -> Result<Option<Kept>, RuntimeError> {
+    async fn remove(&self, Own { key, id }: &Own) -> Result<Option<Kept>, RuntimeError> {
         let found = self.runtime.image(id).await?;
         let names = found
             .iter()
@@ -207,7 +207,7 @@ impl Agent {
         let desired = self.world.desired.known();
         let mut leaving = self.world.removals.by_image(self.now().monotonic);
         for chore in &chores {
-            if let Chore::Remove((id, key)) = chore {
+            if let Chore::Remove(Own { key, id }) = chore {
                 leaving.entry(id.clone()).or_default().insert(key.clone());
             }
         }
@@ -233,7 +233,7 @@ impl Agent {
             self.world.brought.mark(&own, removable);
         }
         self.owned_at = Instant::now();
-        let (id, key) = own;
+        let Own { key, id } = own;
         let holding = self.world.holdings.entry(id).or_default();
         holding.names.insert(key.clone());
         holding.pulled.insert(key, removable);
@@ -246,26 +246,22 @@ impl Agent {
         }
         let (now, timing) = (self.now().monotonic, &self.settings.timing);
         for (own, kept) in done.removed {
-            let (_, key) = &own;
+            let (key, removals) = (&own.key, &mut self.world.removals);
             match kept {
                 None => {
                     self.channels.metrics.removed();
-                    if self.world.removals.of(key).is_some() {
+                    if removals.gone(&own) {
                         info!(image = %key, "removed: nobody wants this image here any more");
                     } else {
                         info!(image = %key, "removed to make room: nobody wants this image here any more");
                     }
-                    self.world.removals.gone(&own);
                     self.world.disk.changed();
                 }
                 Some(kept) => {
-                    let before = self.world.removals.of(key);
-                    if before.is_none_or(|before| before.kept.as_ref() != Some(&kept)) {
-                        let (reason, why) = &kept;
+                    let (reason, why) = kept.clone();
+                    if removals.kept(&own, kept, now, timing) {
                         info!(image = %key, %reason, why, "nobody wants this image here any more, and it stays for now");
                     }
-                    self.world.removals.kept(&own, kept, now, timing);
-                    self.world.reclaim.kept(&own, now, timing);
                 }
             }
         }
@@ -276,7 +272,7 @@ impl Agent {
             self.world.pinning = Some(heeds);
         }
         if let Some(error) = &done.failed {
-            if self.world.chores.fails_often() {
+            if self.world.chores.have_failed() {
                 debug!(
                     error,
                     "an image could not be labelled or removed; trying again"

@@ -19,7 +19,7 @@ pub type NodeQuestions = mpsc::Sender<oneshot::Sender<NodeSays>>;
 
 /// The filesystem that a runtime keeps its images on, where this process sees it.
 #[derive(Clone, Debug)]
-pub struct ImageFilesystem {
+pub struct ImageDisk {
     /// A path on it.
     pub path: PathBuf,
     /// What it has.
@@ -43,7 +43,7 @@ pub(super) struct Looks {
     said: bool,
 }
 
-impl ImageFilesystem {
+impl ImageDisk {
     /// Asks the runtime where it keeps its images. `None`: it does not say, or this process does not see that path.
     pub async fn find(runtime: &Runtime, limit: Duration) -> Option<Self> {
         let filesystems = match runtime.filesystems().await {
@@ -75,7 +75,7 @@ async fn usage(path: PathBuf, limit: Duration) -> Option<Usage> {
             None
         }
         Ok(Err(_)) | Err(_) => {
-            warn!(path = %path.display(), "the filesystem of images does not answer: it is not looked at any more");
+            warn!(path = %path.display(), "the filesystem of images does not answer");
             None
         }
     }
@@ -139,8 +139,9 @@ impl Agent {
         match seen {
             Seen::Disk(usage, at) => {
                 self.looks.at_disk = false;
-                self.world.disk.saw(usage, at, &self.settings.timing);
-                self.world.pin_budget = self.world.disk.pin_budget();
+                let ended = self.now().monotonic;
+                let timing = &self.settings.timing;
+                self.world.disk.saw(usage, [at, ended], timing);
             }
             Seen::Node(said, at) => {
                 self.looks.at_node = false;

@@ -34,6 +34,7 @@ use crate::api::NodeImageCacheStatus;
 use crate::credentials::{NodeCredentials, Secrets};
 use crate::decide::desired::ImageKey;
 use crate::decide::disk::{Disk, Limits};
+use crate::decide::holdings::Own;
 use crate::decide::node_sources::NodeSources;
 use crate::decide::registries::News;
 use crate::decide::spread::{Spread, start_delay};
@@ -377,7 +378,6 @@ impl Agent {
             self.world
                 .disk
                 .found(images.map(|images| images.usage.capacity));
-            self.world.pin_budget = self.world.disk.pin_budget();
         }
         self.session = Some(session);
     }
@@ -425,7 +425,13 @@ impl Agent {
         }
         self.take_credentials(key, pulled);
         if let (Outcome::Pulled(image), Some(removable)) = (&pulled.outcome, pulled.own) {
-            self.take_own((image.id.as_str().into(), key.clone()), removable);
+            self.take_own(
+                Own {
+                    key: key.clone(),
+                    id: image.id.as_str().into(),
+                },
+                removable,
+            );
         }
         let outcome = pulled.outcome.clone();
         let timing = &self.settings.timing;

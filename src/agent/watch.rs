@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::disk::ImageFilesystem;
+use super::disk::ImageDisk;
 use super::look::{Looked, Looker, Questions};
 use crate::api::node_image_cache::RuntimeStatus;
 use crate::decide::Timing;
@@ -26,7 +26,7 @@ pub struct Session {
     /// Our leases that it had when the connection was made.
     pub leases: Vec<Lease>,
     /// Where it keeps its images, if this process sees that.
-    pub images: Option<ImageFilesystem>,
+    pub images: Option<ImageDisk>,
     /// The same for the report.
     pub status: RuntimeStatus,
 }
@@ -114,7 +114,7 @@ impl Watch {
         let runtime = Runtime::new(self.endpoint.clone(), self.timing.runtime_call);
         let version = runtime.version().await?;
         let containerd = Containerd::ask(&runtime).await?;
-        let images = ImageFilesystem::find(&runtime, self.timing.runtime_call).await;
+        let images = ImageDisk::find(&runtime, self.timing.runtime_call).await;
         let status = RuntimeStatus {
             name: version.name,
             version: version.version,

@@ -44,7 +44,7 @@ impl Brought {
     }
 
     /// An image was pulled under this name, or is to be removed or kept from now on once nobody wants it.
-    pub fn mark(&mut self, (id, key): &Own, removable: bool) {
+    pub fn mark(&mut self, Own { key, id }: &Own, removable: bool) {
         let identity = Identity::Id(id.to_string());
         let image = Image {
             identity,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::desired::{Desired, Doubt, ImageKey};
 use super::holdings::{ImageId, Own};
+use super::reclaim::batch;
 use super::timing::Timing;
 use super::world::World;
 
@@ -46,7 +47,7 @@ impl Chores {
     /// A batch begins.
     pub fn began(&mut self, chores: &[Chore]) {
         let removed = chores.iter().filter_map(|chore| match chore {
-            Chore::Remove((_, key)) => Some(key.clone()),
+            Chore::Remove(own) => Some(own.key.clone()),
             Chore::Mark { .. } | Chore::Pin(_) | Chore::Unpin(_) => None,
         });
         self.removed.extend(removed);
@@ -67,7 +68,7 @@ impl Chores {
 
     /// Whether the last batch failed.
     #[must_use]
-    pub const fn fails_often(&self) -> bool {
+    pub const fn have_failed(&self) -> bool {
         self.failures > 0
     }
 
@@ -107,7 +108,10 @@ pub(super) fn chores(
                 && wanted.removable != *removable
             {
                 chores.push(Chore::Mark {
-                    own: (id.clone(), key.clone()),
+                    own: Own {
+                        key: key.clone(),
+                        id: id.clone(),
+                    },
                     removable: wanted.removable,
                 });
             }
@@ -144,7 +148,7 @@ fn reclaimed(world: &World, desired: &Desired, now: Duration) -> Vec<Own> {
     lacks.sort_by_key(|(key, _)| rank(*key));
     let mut batches = lacks
         .into_iter()
-        .map(|(_, lack)| world.reclaim.batch(lack, desired, &world.holdings, now));
+        .map(|(_, lack)| batch(lack, &world.removals, desired, &world.holdings, now));
     batches.find(|batch| !batch.is_empty()).unwrap_or_default()
 }
 

@@ -145,15 +145,15 @@ impl Disk {
         }
     }
 
-    /// The filesystem was looked at, beginning at this time. `None`: it cannot be seen any more.
-    pub fn saw(&mut self, usage: Option<Usage>, at: Duration, timing: &Timing) {
+    /// The filesystem was looked at, from one time to another. `None`: it did not answer.
+    pub fn saw(&mut self, usage: Option<Usage>, [at, ended]: [Duration; 2], timing: &Timing) {
         let Some(usage) = usage else {
             self.misses += 1;
             if self.misses >= MISSES {
                 self.found(None);
             }
             // Nothing is started meanwhile.
-            (self.seen, self.retry) = (None, at + timing.disk_good * self.misses);
+            (self.seen, self.retry) = (None, ended + timing.disk_good * self.misses);
             return;
         };
         self.misses = 0;
@@ -161,8 +161,8 @@ impl Disk {
         self.seen = Some(Seen {
             usage,
             at,
-            next: at + timing.disk,
-            good_until: at + timing.disk_good,
+            next: ended + timing.disk,
+            good_until: ended + timing.disk_good,
         });
     }
 

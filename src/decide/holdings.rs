@@ -45,7 +45,13 @@ pub enum Pin {
 pub type Holdings = BTreeMap<ImageId, Holding>;
 
 /// One name of an image that this agent has pulled.
-pub type Own = (ImageId, ImageKey);
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Own {
+    /// The name. It may mean another image by now.
+    pub key: ImageKey,
+    /// The image.
+    pub id: ImageId,
+}
 
 /// Whether an image is wanted under this name. What the runtime was not asked for yet may be this image, and so may what is being
 /// pulled anew.

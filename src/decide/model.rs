@@ -331,7 +331,9 @@ impl Model {
             used: self.used,
             ..Usage::default()
         };
-        self.world.disk.saw(Some(usage), now.monotonic, &timing);
+        self.world
+            .disk
+            .saw(Some(usage), [now.monotonic; 2], &timing);
         self.world.tend(now.monotonic, &timing);
         let plan_now = plan(&self.world, SLOTS, now);
         assert!(

@@ -57,7 +57,10 @@ struct Due<'a> {
 pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     let Some(desired) = world.desired.known() else {
         // What is wanted is not known: nothing is started, and nothing is cancelled either.
-        return Plan::default();
+        return Plan {
+            needs_room: !world.pulls.is_empty(),
+            ..Plan::default()
+        };
     };
     let yields = world.yielding == Yielding::Wholly;
     let is_over = |key: &ImageKey, pull: &Pull| {
@@ -74,6 +77,7 @@ pub fn plan(world: &World, max_parallel_pulls: usize, now: Now) -> Plan {
     if world.runtime != Runtime::Ready {
         return Plan {
             cancel,
+            needs_room: !world.pulls.is_empty(),
             ..Plan::default()
         };
     }
@@ -175,13 +179,18 @@ fn first(
         .collect();
     let mut room = world.disk.room(&world.pulls);
     due.into_iter()
-        .filter(|due| world.disk.fits(due.key, &mut room))
         .filter_map(|due| {
-            let is_first = due.scope.is_none_or(|scope| asked.insert(scope));
-            is_first.then_some(due.key)
+            let is_asked = due
+                .scope
+                .as_ref()
+                .is_some_and(|scope| asked.contains(scope));
+            if is_asked || !world.disk.fits(due.key, &mut room) {
+                return None;
+            }
+            asked.extend(due.scope);
+            Some(due.key.clone())
         })
         .take(slots)
-        .cloned()
         .collect()
 }
 

@@ -1,129 +1,84 @@
 //! Which images go to make room: this agent's own that nobody wants any more, the oldest first, and no more than it takes.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::desired::{Desired, ImageKey};
+use super::desired::Desired;
 use super::disk::Lack;
-use super::holdings::{Holding, Holdings, ImageId, Own, Pin, is_wanted, names_with};
+use super::holdings::{Holding, Holdings, ImageId, Own, Pin, names_with};
 use super::pins::UNPACKED;
-use super::timing::Timing;
-use super::world::Answers;
+use super::removal::Removals;
 
-/// What this agent has pulled and nobody wants.
-#[derive(Clone, Debug, Default)]
-pub struct Reclaim {
-    /// When each may go: an edit may be mended.
-    unwanted: BTreeMap<Own, Duration>,
-    /// Until when those are left alone that something kept.
-    kept: BTreeMap<Own, Duration>,
+/// What to remove so that this is not lacking any more. Nothing, if all of it would not be enough.
+pub(super) fn batch(
+    lack: Lack,
+    removals: &Removals,
+    desired: &Desired,
+    holdings: &Holdings,
+    now: Duration,
+) -> Vec<Own> {
+    let mut images: Vec<(&ImageId, &Holding)> = holdings
+        .iter()
+        .filter(|(id, holding)| frees(removals, desired, id, holding, now))
+        .collect();
+    images.sort_by_key(|(id, holding)| (holding.created, *id));
+    let mut left = match lack {
+        Lack::Bytes(bytes) => bytes,
+        // One after the other, until it is enough.
+        Lack::Inodes => 1,
+    };
+    let mut batch = Vec::new();
+    for (id, holding) in images {
+        if left == 0 {
+            break;
+        }
+        left = left.saturating_sub(match lack {
+            Lack::Bytes(_) => holding.bytes.saturating_mul(UNPACKED),
+            Lack::Inodes => 1,
+        });
+        batch.extend(own_names(id, holding));
+    }
+    if left > 0 {
+        batch.clear();
+    }
+    batch
 }
 
-impl Reclaim {
-    /// It may be that more is wanted than is known: all begin anew.
-    pub fn forget(&mut self) {
-        self.unwanted.clear();
+/// Whether an image goes with all its names, and none of them is anybody's: otherwise its bytes stay.
+fn frees(
+    removals: &Removals,
+    desired: &Desired,
+    id: &ImageId,
+    holding: &Holding,
+    now: Duration,
+) -> bool {
+    let mut left = holding.clone();
+    for key in holding.pulled.keys() {
+        for name in names_with(&left, key, |name| desired.images.contains_key(name)) {
+            left.names.remove(&name);
+        }
     }
+    holding.pin != Pin::Foreign
+        && !holding.pulled.is_empty()
+        && own_names(id, holding).all(|own| removals.may_go(&own, now))
+        && left.names.is_empty()
+}
 
-    /// Sees what nobody wants now.
-    pub(super) fn tend(
-        &mut self,
-        desired: &Desired,
-        asked: &Answers,
-        holdings: &Holdings,
-        now: Duration,
-        timing: &Timing,
-    ) {
-        if desired.doubt.is_some() {
-            self.forget();
-            return;
-        }
-        let unwanted: BTreeSet<Own> = holdings
-            .iter()
-            .flat_map(|(id, holding)| {
-                let pulled = holding.pulled.keys();
-                let unwanted = pulled.filter(|key| !is_wanted(desired, asked, id, key));
-                unwanted.map(|key| (id.clone(), key.clone()))
-            })
-            .collect();
-        self.unwanted.retain(|own, _| unwanted.contains(own));
-        self.kept.retain(|own, _| unwanted.contains(own));
-        for own in unwanted {
-            self.unwanted.entry(own).or_insert(now + timing.removal);
-        }
-    }
-
-    /// Something keeps it: it is looked at again after a while.
-    pub fn kept(&mut self, own: &Own, now: Duration, timing: &Timing) {
-        if self.unwanted.contains_key(own) {
-            self.kept.insert(own.clone(), now + timing.kept_look);
-        }
-    }
-
-    /// What to remove so that this is not lacking any more. Nothing, if all of it would not be enough.
-    pub(super) fn batch(
-        &self,
-        lack: Lack,
-        desired: &Desired,
-        holdings: &Holdings,
-        now: Duration,
-    ) -> Vec<Own> {
-        let mut images: Vec<(&ImageId, &Holding)> = holdings
-            .iter()
-            .filter(|(id, holding)| self.frees(desired, id, holding, now))
-            .collect();
-        images.sort_by_key(|(id, holding)| (holding.created, *id));
-        let mut left = match lack {
-            Lack::Bytes(bytes) => bytes,
-            // One after the other, until it is enough.
-            Lack::Inodes => 1,
-        };
-        let mut batch = Vec::new();
-        for (id, holding) in images {
-            if left == 0 {
-                break;
-            }
-            left = left.saturating_sub(match lack {
-                Lack::Bytes(_) => holding.bytes.saturating_mul(UNPACKED),
-                Lack::Inodes => 1,
-            });
-            let names = holding.pulled.keys();
-            batch.extend(names.map(|key| (id.clone(), key.clone())));
-        }
-        if left > 0 {
-            batch.clear();
-        }
-        batch
-    }
-
-    /// Whether an image goes with all its names, and none of them is anybody's: otherwise its bytes stay.
-    fn frees(&self, desired: &Desired, id: &ImageId, holding: &Holding, now: Duration) -> bool {
-        let is_ripe = |key: &ImageKey| {
-            let own = (id.clone(), key.clone());
-            let mut kept = self.kept.get(&own).into_iter();
-            let ripe = self.unwanted.get(&own);
-            ripe.is_some_and(|at| *at <= now) && !kept.any(|until| now < *until)
-        };
-        let mut left = holding.clone();
-        for key in holding.pulled.keys() {
-            for name in names_with(&left, key, |name| desired.images.contains_key(name)) {
-                left.names.remove(&name);
-            }
-        }
-        holding.pin != Pin::Foreign
-            && !holding.pulled.is_empty()
-            && holding.pulled.keys().all(is_ripe)
-            && left.names.is_empty()
-    }
+fn own_names(id: &ImageId, holding: &Holding) -> impl Iterator<Item = Own> {
+    holding.pulled.keys().map(|key| Own {
+        key: key.clone(),
+        id: id.clone(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::indexing_slicing)]
     use jiff::Timestamp;
 
     use super::*;
+    use crate::api::Reason;
     use crate::decide::desired::Doubt;
+    use crate::decide::{Answers, Timing};
 
     const MIB: u64 = 1 << 20;
 
@@ -139,12 +94,12 @@ mod tests {
     }
 
     /// After more than the time in which it may be wanted again.
-    fn batch(holdings: &Holdings, lack: Lack) -> Vec<String> {
+    fn gone(holdings: &Holdings, lack: Lack) -> Vec<String> {
         let (desired, timing) = (Desired::default(), Timing::default());
-        let mut reclaim = Reclaim::default();
-        reclaim.tend(&desired, &Answers::new(), holdings, Duration::ZERO, &timing);
-        let batch = reclaim.batch(lack, &desired, holdings, timing.removal);
-        batch.into_iter().map(|(_, key)| key.to_string()).collect()
+        let mut removals = Removals::default();
+        removals.tend(&desired, &Answers::new(), holdings, Duration::ZERO, &timing);
+        let batch = batch(lack, &removals, &desired, holdings, timing.removal);
+        batch.into_iter().map(|own| own.key.to_string()).collect()
     }
 
     fn three() -> Holdings {
@@ -168,12 +123,12 @@ mod tests {
     #[test]
     fn the_oldest_go_first_and_no_more_than_it_takes_and_none_if_all_were_not_enough() {
         let all = three();
-        assert_eq!(batch(&all, Lack::Bytes(1)), ["r/old:1"]);
-        assert_eq!(batch(&all, Lack::Bytes(30 * MIB)), ["r/old:1"]);
-        assert_eq!(batch(&all, Lack::Bytes(31 * MIB)), ["r/old:1", "r/mid:1"]);
-        assert_eq!(batch(&all, Lack::Bytes(90 * MIB)).len(), 3);
-        assert!(batch(&all, Lack::Bytes(91 * MIB)).is_empty());
-        assert_eq!(batch(&all, Lack::Inodes), ["r/old:1"]);
+        assert_eq!(gone(&all, Lack::Bytes(1)), ["r/old:1"]);
+        assert_eq!(gone(&all, Lack::Bytes(30 * MIB)), ["r/old:1"]);
+        assert_eq!(gone(&all, Lack::Bytes(31 * MIB)), ["r/old:1", "r/mid:1"]);
+        assert_eq!(gone(&all, Lack::Bytes(90 * MIB)).len(), 3);
+        assert!(gone(&all, Lack::Bytes(91 * MIB)).is_empty());
+        assert_eq!(gone(&all, Lack::Inodes), ["r/old:1"]);
     }
 
     #[test]
@@ -194,45 +149,38 @@ mod tests {
         ];
         for (what, holding) in rows {
             let holdings = [("1".into(), holding)].into();
-            assert!(batch(&holdings, Lack::Bytes(1)).is_empty(), "{what}");
+            assert!(gone(&holdings, Lack::Bytes(1)).is_empty(), "{what}");
         }
         let both = image(1, &["r/a:1", "r/b:1", "r/a@sha256:1"], &["r/a:1", "r/b:1"]);
         let holdings = [("1".into(), both)].into();
-        assert_eq!(batch(&holdings, Lack::Bytes(1)), ["r/a:1", "r/b:1"]);
+        assert_eq!(gone(&holdings, Lack::Bytes(1)), ["r/a:1", "r/b:1"]);
     }
 
     #[test]
     fn what_may_be_wanted_stays_and_so_does_what_nobody_wants_only_just_now() {
         let (holdings, timing) = (three(), Timing::default());
-        let (mut desired, mut reclaim) = (Desired::default(), Reclaim::default());
-        let lack = Lack::Bytes(1);
-        let delay = timing.removal;
-        reclaim.tend(
-            &desired,
-            &Answers::new(),
-            &holdings,
-            Duration::ZERO,
-            &timing,
-        );
-        let almost = delay.checked_sub(Duration::from_secs(1)).unwrap();
-        assert!(reclaim.batch(lack, &desired, &holdings, almost).is_empty());
-        assert_eq!(reclaim.batch(lack, &desired, &holdings, delay).len(), 1);
+        let (mut desired, mut removals) = (Desired::default(), Removals::default());
+        let (delay, second) = (timing.removal, Duration::from_secs(1));
+        let tend = |removals: &mut Removals, desired: &Desired, now| {
+            removals.tend(desired, &Answers::new(), &holdings, now, &timing);
+            batch(Lack::Bytes(1), removals, desired, &holdings, now)
+        };
+        tend(&mut removals, &desired, Duration::ZERO);
+        assert!(tend(&mut removals, &desired, delay.saturating_sub(second)).is_empty());
         desired.doubt = Some(Doubt::NotCurrent);
-        reclaim.tend(&desired, &Answers::new(), &holdings, delay, &timing);
-        assert!(reclaim.batch(lack, &desired, &holdings, delay).is_empty());
+        assert!(tend(&mut removals, &desired, 3 * delay).is_empty());
         desired.doubt = None;
-        reclaim.tend(&desired, &Answers::new(), &holdings, delay, &timing);
+        let now = 3 * delay;
         assert!(
-            reclaim.batch(lack, &desired, &holdings, delay).is_empty(),
-            "it begins anew"
+            tend(&mut removals, &desired, now).is_empty(),
+            "that time does not count"
         );
-        let old = ("2".into(), "r/old:1".into());
-        reclaim.kept(&old, 2 * delay, &timing);
-        let next = reclaim.batch(lack, &desired, &holdings, 2 * delay);
-        assert_eq!(
-            next,
-            [("3".into(), "r/mid:1".into())],
-            "the oldest is in use"
-        );
+        let now = now + second;
+        let oldest = tend(&mut removals, &desired, now);
+        assert_eq!(oldest.len(), 1);
+        let kept = (Reason::InUse, "a container".to_owned());
+        removals.kept(&oldest[0], kept, now, &timing);
+        let next = tend(&mut removals, &desired, now);
+        assert_eq!(&*next[0].key, "r/mid:1", "the oldest is in use");
     }
 }

@@ -1,4 +1,4 @@
-//! The images of this agent that nobody wants any more: since when, and what keeps them.
+//! The images of this agent that nobody wants any more: when they may go, which of them do, and what keeps them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,21 +12,25 @@ use crate::api::Reason;
 /// What keeps an image that is to be removed, and the same in a sentence.
 pub type Kept = (Reason, String);
 
-/// An image that is to be removed.
+/// An image that nobody wants any more.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Leaving {
-    /// When it may be removed.
-    pub due: Duration,
+    /// When it may be removed to make room.
+    ripe: Duration,
+    /// When it is to be removed. `None`: it stays, unless room is to be made.
+    due: Option<Duration>,
     /// What has kept it, when that was last looked at.
     pub kept: Option<Kept>,
+    /// When that is looked at again.
+    look: Duration,
     /// Why it is not known whether anybody wants it.
     pub doubt: Option<String>,
 }
 
-/// The images that are to be removed, each under the name that it was pulled under.
+/// The images that nobody wants any more, each under the name that it was pulled under.
 #[derive(Clone, Debug, Default)]
 pub struct Removals {
-    leaving: BTreeMap<Own, Leaving>,
+    unwanted: BTreeMap<Own, Leaving>,
     /// When it was last seen what is wanted.
     seen: Duration,
     /// It is not known now: nothing goes.
@@ -37,8 +41,9 @@ impl Removals {
     /// It is not known what is wanted: nothing goes, and this time does not count.
     pub(super) fn hold(&mut self, now: Duration) {
         let passed = now.saturating_sub(std::mem::replace(&mut self.seen, now));
-        for leaving in self.leaving.values_mut() {
-            leaving.due += passed;
+        for leaving in self.unwanted.values_mut() {
+            leaving.ripe += passed;
+            leaving.due = leaving.due.map(|due| due + passed);
         }
         self.is_held = true;
     }
@@ -52,26 +57,30 @@ impl Removals {
         now: Duration,
         timing: &Timing,
     ) {
-        let leaving = holdings.iter().flat_map(|(id, holding)| {
-            let names = holding.pulled.iter();
-            let goes = names.filter(|(key, removable)| {
-                let is_to_be_gone = desired
-                    .absent
-                    .get(*key)
-                    .is_some_and(|unwanted| !unwanted.paused);
-                (**removable || is_to_be_gone) && !is_wanted(desired, asked, id, key)
-            });
-            goes.map(|(key, _)| (id.clone(), key.clone()))
-        });
-        let leaving: BTreeSet<Own> = leaving.collect();
-        self.leaving.retain(|own, _| leaving.contains(own));
-        for own in leaving {
-            self.leaving.entry(own).or_insert(Leaving {
-                due: now + timing.removal,
-                kept: None,
-                doubt: None,
-            });
+        let mut unwanted = BTreeSet::new();
+        for (id, holding) in holdings {
+            for (key, removable) in &holding.pulled {
+                if is_wanted(desired, asked, id, key) {
+                    continue;
+                }
+                let own = Own {
+                    key: key.clone(),
+                    id: id.clone(),
+                };
+                let leaving = self.unwanted.entry(own.clone()).or_insert(Leaving {
+                    ripe: now + timing.removal,
+                    due: None,
+                    kept: None,
+                    look: Duration::ZERO,
+                    doubt: None,
+                });
+                let absent = desired.absent.get(key);
+                let goes = *removable || absent.is_some_and(|unwanted| !unwanted.paused);
+                leaving.due = goes.then(|| leaving.due.unwrap_or(now + timing.removal));
+                unwanted.insert(own);
+            }
         }
+        self.unwanted.retain(|own, _| unwanted.contains(own));
         match &desired.doubt {
             None => (self.seen, self.is_held) = (now, false),
             Some(_) => self.hold(now),
@@ -82,7 +91,7 @@ impl Removals {
                 format!("the spec of {cache} cannot be read, and may want it")
             }
         });
-        for leaving in self.leaving.values_mut() {
+        for leaving in self.unwanted.values_mut() {
             leaving.doubt.clone_from(&doubt);
         }
     }
@@ -93,51 +102,66 @@ impl Removals {
         if self.is_held {
             return (Vec::new(), None);
         }
-        let (due, later): (Vec<_>, Vec<_>) = self
-            .leaving
-            .iter()
-            .partition(|(_, leaving)| leaving.due <= now);
+        let all = self.unwanted.iter();
+        let all = all.filter_map(|(own, leaving)| Some((own, leaving.due?.max(leaving.look))));
+        let (due, later): (Vec<_>, Vec<_>) = all.partition(|(_, at)| *at <= now);
         (
             due.into_iter().map(|(own, _)| own.clone()).collect(),
-            later.into_iter().map(|(_, leaving)| leaving.due).min(),
+            later.into_iter().map(|(_, at)| at).min(),
         )
     }
 
-    /// Something keeps it: it is looked at again after a while.
-    pub fn kept(&mut self, own: &Own, kept: Kept, now: Duration, timing: &Timing) {
-        if let Some(leaving) = self.leaving.get_mut(own) {
-            leaving.due = now + timing.kept_look;
-            leaving.kept = Some(kept);
-        }
+    /// Whether this one may go to make room.
+    pub(super) fn may_go(&self, own: &Own, now: Duration) -> bool {
+        let leaving = self.unwanted.get(own).filter(|_| !self.is_held);
+        leaving.is_some_and(|leaving| leaving.ripe.max(leaving.look) <= now)
     }
 
-    /// It is gone.
-    pub fn gone(&mut self, own: &Own) {
-        self.leaving.remove(own);
+    /// Something keeps it: it is looked at again after a while. True if that is news.
+    pub fn kept(&mut self, own: &Own, kept: Kept, now: Duration, timing: &Timing) -> bool {
+        let Some(leaving) = self.unwanted.get_mut(own) else {
+            return false;
+        };
+        leaving.look = now + timing.kept_look;
+        let before = leaving.kept.replace(kept);
+        before != leaving.kept
+    }
+
+    /// It is gone. True if it was to go, and did not only make room.
+    pub fn gone(&mut self, own: &Own) -> bool {
+        let leaving = self.unwanted.remove(own);
+        leaving.is_some_and(|leaving| leaving.due.is_some())
     }
 
     /// The images whose time has come, each with its names: those too that something keeps.
     #[must_use]
     pub fn by_image(&self, now: Duration) -> BTreeMap<ImageId, BTreeSet<ImageKey>> {
         let mut images = BTreeMap::<_, BTreeSet<_>>::new();
-        let is_due = |leaving: &Leaving| leaving.due <= now || leaving.kept.is_some();
-        let due = self.leaving.iter().filter(|(_, leaving)| is_due(leaving));
-        for ((id, key), _) in due {
+        let is_due = |leaving: &Leaving| leaving.due.is_some_and(|due| due <= now);
+        let due = self.unwanted.iter().filter(|(_, leaving)| is_due(leaving));
+        for (Own { key, id }, _) in due {
             images.entry(id.clone()).or_default().insert(key.clone());
         }
         images
     }
 
-    /// Under each name, the image that leaves.
+    /// Under each name, the image that is to be removed.
     pub fn iter(&self) -> impl Iterator<Item = (&Own, &Leaving)> {
-        self.leaving.iter()
+        self.unwanted
+            .iter()
+            .filter(|(_, leaving)| leaving.due.is_some())
     }
 
-    /// The image that leaves under this name.
+    /// The image that is to be removed under this name.
     #[must_use]
-    pub fn of(&self, key: &ImageKey) -> Option<&Leaving> {
-        let mut all = self.leaving.iter();
-        all.find(|((_, name), _)| name == key)
-            .map(|(_, leaving)| leaving)
+    pub fn of(&self, key: &ImageKey) -> Option<(&ImageId, &Leaving)> {
+        let first = Own {
+            key: key.clone(),
+            id: "".into(),
+        };
+        let mut named = self.unwanted.range(first..);
+        let (own, leaving) =
+            named.find(|(own, leaving)| own.key != *key || leaving.due.is_some())?;
+        (own.key == *key).then_some((&own.id, leaving))
     }
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use self::images::images;
 use super::bytes::of;
 use super::desired::{Desired, ImageKey, SelectedCache};
+use super::holdings::Own;
 use super::inputs::Known;
 use super::refresh::Refreshes;
 use super::state::State;
@@ -133,7 +134,7 @@ fn going(world: &World, desired: &Desired) -> States {
     let mut going: States = absent
         .map(|(key, unwanted)| (key.clone(), brief(world.state_of_unwanted(key, unwanted))))
         .collect();
-    for ((_, key), leaving) in world.removals.iter() {
+    for (Own { key, .. }, leaving) in world.removals.iter() {
         if !desired.concerns(key) {
             going.insert(key.clone(), brief(leaving.state()));
         }

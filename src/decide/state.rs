@@ -120,7 +120,7 @@ impl World {
         if let Some(wanted) = wanted {
             return contended(wanted, unwanted);
         }
-        if let Some(leaving) = self.removals.of(key) {
+        if let Some((_, leaving)) = self.removals.of(key) {
             return leaving.state();
         }
         match self.asked.get(key) {

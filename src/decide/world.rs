@@ -19,7 +19,6 @@ use super::memory::{Failed, Memory, later};
 use super::node_sources::NodeSources;
 use super::pins::{Pins, pins};
 use super::pull_secrets::PullSecrets;
-use super::reclaim::Reclaim;
 use super::refresh::{Refresh, Refreshes, Resolved};
 use super::registries::{Credentials, Hold, News, Registries, Scope};
 use super::removal::Removals;
@@ -136,16 +135,12 @@ pub struct World {
     pub holdings: Holdings,
     /// What this agent has pulled, where the runtime does not keep that.
     pub brought: Brought,
-    /// The images that are to be removed.
+    /// The images that nobody wants any more.
     pub removals: Removals,
-    /// The images that may be removed to make room.
-    pub reclaim: Reclaim,
     /// The image filesystem, and what waits for it.
     pub disk: Disk,
     /// Which pins are to change.
     pub pins: Pins,
-    /// How many bytes pinned images may take on the disk, where that is known.
-    pub pin_budget: Option<u64>,
     /// Whether the runtime heeds pins, once one was tried.
     pub pinning: Option<bool>,
     /// What is being written into the runtime.
@@ -396,18 +391,14 @@ impl World {
         self.yielding = self.traffic.yielding(now, timing);
         let Known::Known(desired) = &self.desired else {
             self.removals.hold(now);
-            self.reclaim.forget();
             return;
         };
         if self.runtime == Runtime::Ready {
             let (asked, holdings) = (&self.asked, &self.holdings);
             self.removals.tend(desired, asked, holdings, now, timing);
-            self.pins = pins(desired, asked, holdings, self.pin_budget);
+            self.pins = pins(desired, asked, holdings, self.disk.pin_budget());
             if desired.doubt.is_some() {
                 self.pins.unpin.clear();
-            }
-            if self.disk.limits().reclaim {
-                self.reclaim.tend(desired, asked, holdings, now, timing);
             }
         }
         // Of a refresh most is there already: only what it really takes counts.

@@ -129,8 +129,15 @@ fn done(world: &mut World, seconds: u64) -> Vec<Chore> {
     plan(world, 2, at(seconds)).chores
 }
 
+fn own_name(key: &str) -> Own {
+    Own {
+        key: key.into(),
+        id: ID.into(),
+    }
+}
+
 fn remove(key: &str) -> Chore {
-    Chore::Remove((ID.into(), key.into()))
+    Chore::Remove(own_name(key))
 }
 
 #[test]
@@ -140,7 +147,7 @@ fn the_decision_table_of_what_is_there() {
     let found = || holding(&[A], &[]);
     let pinned = |pin| Holding { pin, ..found() };
     let mark = |removable| Chore::Mark {
-        own: (ID.into(), A.into()),
+        own: own_name(A),
         removable,
     };
     let other = "r.io/other:1";
@@ -315,7 +322,7 @@ fn a_spec_that_cannot_be_read_may_want_anything() {
     }
     world.wants(desired(&unreadable));
     done(&mut world, 1);
-    let leaving = world.removals.of(&A.into()).unwrap();
+    let (_, leaving) = world.removals.of(&A.into()).unwrap();
     let (state, reason, message) = leaving.state();
     assert_eq!((state, reason), (ImageState::Removing, None));
     assert!(message.unwrap().contains("x/c"));
@@ -350,7 +357,7 @@ fn one_batch_follows_the_other_and_what_keeps_an_image_is_looked_at_again() {
     world.chores.began(&batch);
     assert!(world.chores.removes(&A.into()));
     assert_eq!(done(&mut world, 601), [], "it is being done");
-    let own = (ID.into(), A.into());
+    let own = own_name(A);
     let kept = (Reason::InUse, "a container".to_owned());
     world
         .removals
@@ -362,7 +369,7 @@ fn one_batch_follows_the_other_and_what_keeps_an_image_is_looked_at_again() {
         "the runtime was not looked at since"
     );
     world.chores.seen();
-    assert_eq!(world.removals.of(&A.into()).unwrap().kept, Some(kept));
+    assert_eq!(world.removals.of(&A.into()).unwrap().1.kept, Some(kept));
     assert_eq!(done(&mut world, 700), [remove(A)]);
 
     world.chores.began(&batch);

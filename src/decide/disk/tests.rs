@@ -74,7 +74,7 @@ impl Node {
     fn look(&mut self, usage: Usage) -> bool {
         self.now += 1;
         let timing = Timing::default();
-        self.disk.saw(Some(usage), at(self.now), &timing);
+        self.disk.saw(Some(usage), [at(self.now); 2], &timing);
         self.tend()
     }
 
@@ -343,7 +343,8 @@ fn the_nodes_own_condition_counts_and_so_does_that_it_was_asked() {
     node.disk.node_said(NodeSays::NoPressure, at(21));
     assert_eq!(node.gate(), Gate::Open);
     node.now = 42;
-    node.disk.saw(Some(usage(0)), at(42), &Timing::default());
+    node.disk
+        .saw(Some(usage(0)), [at(42); 2], &Timing::default());
     assert_eq!(node.gate(), Gate::Unseen, "that was long ago");
     node.look(usage(801));
     assert_eq!(
@@ -459,13 +460,13 @@ fn a_look_that_fails_starts_nothing_and_is_repeated_and_after_several_nobody_loo
     let mut node = Node::new(&["a"]);
     node.look(usage(500));
     for miss in 1..5 {
-        node.disk.saw(None, at(node.now), &timing);
+        node.disk.saw(None, [at(node.now); 2], &timing);
         assert_eq!(node.gate(), Gate::Unseen, "{miss}");
         let next = node.disk.looks()[0].unwrap();
         assert!(next > at(node.now));
         node.now = next.as_secs();
     }
-    node.disk.saw(None, at(node.now), &timing);
+    node.disk.saw(None, [at(node.now); 2], &timing);
     assert_eq!(node.disk.looks()[0], None);
     assert_eq!(node.gate(), Gate::Open, "the Node's own condition is left");
 }

@@ -378,7 +378,7 @@ fn an_evicted_image_is_pulled_at_once_and_the_next_time_later() {
         used: 86,
         ..Usage::default()
     };
-    world.disk.saw(Some(usage), at(12).monotonic, &timing);
+    world.disk.saw(Some(usage), [at(12).monotonic; 2], &timing);
     world.has(gone(), at(20), &timing, 0.5);
     let said = world.state(&key("a"), at(20), &timing).2.unwrap();
     let figures =
@@ -657,7 +657,7 @@ fn the_decision_table_of_a_disk() {
                 ..Usage::default()
             };
             let timing = Timing::default();
-            world.disk.saw(Some(usage), at, &timing);
+            world.disk.saw(Some(usage), [at; 2], &timing);
             world.tend(at, &timing);
         }
         world
@@ -721,7 +721,9 @@ fn an_image_for_which_there_is_no_room_says_so_and_holds_up_no_other() {
             used: 500,
             ..Usage::default()
         };
-        world.disk.saw(Some(usage), at(seconds).monotonic, &timing);
+        world
+            .disk
+            .saw(Some(usage), [at(seconds).monotonic; 2], &timing);
         world.tend(at(seconds).monotonic, &timing);
         plan(world, 1, at(seconds))
     };
@@ -765,7 +767,9 @@ fn what_filled_the_disk_is_tried_again_when_there_is_room_where_there_was_none()
             used,
             ..Usage::default()
         };
-        world.disk.saw(Some(usage), at(seconds).monotonic, &timing);
+        world
+            .disk
+            .saw(Some(usage), [at(seconds).monotonic; 2], &timing);
         world.tend(at(seconds).monotonic, &timing);
         plan(world, 1, at(seconds))
     };
@@ -782,4 +786,46 @@ fn what_filled_the_disk_is_tried_again_when_there_is_room_where_there_was_none()
     assert_eq!(soon.wake, Some(Duration::from_secs(124)));
     let state = world.state(&key("a"), at(5), &timing);
     assert_eq!(state.1, Some(Reason::NoSpace));
+}
+
+#[test]
+fn an_image_whose_registry_is_left_alone_takes_no_room_from_another() {
+    let timing = Timing::default();
+    let mut world = world(&[("r.io/a", 9), ("r.io/b", 8), ("good.io/c", 0)], &[]);
+    fail(&mut world, "r.io/a", Reason::RegistryUnavailable, at(1));
+    world.disk = Disk::new(Limits {
+        high_percent: 80,
+        ..Limits::default()
+    });
+    world.disk.found(Some(1000));
+    let mut sizes = Sight::default();
+    for image in ["r.io/b", "good.io/c"] {
+        let seen = Download {
+            bytes: (0, 60),
+            ..Download::default()
+        };
+        world.started(key(image), false, at(1));
+        sizes.pulls.insert(key(image), seen);
+    }
+    world.traffic.saw(&sizes, false, at(2).monotonic, &timing);
+    let look = |world: &mut World, seconds, used| {
+        let usage = Usage {
+            capacity: 1000,
+            used,
+            ..Usage::default()
+        };
+        let now = at(seconds).monotonic;
+        world.disk.saw(Some(usage), [now; 2], &timing);
+        world.tend(now, &timing);
+    };
+    look(&mut world, 2, 100);
+    for image in ["r.io/b", "good.io/c"] {
+        world.ended(&key(image), Outcome::Cancelled, at(2), &timing, 0.5);
+    }
+    // There is room for one of them, and the registry of the first is asked for another image now.
+    look(&mut world, 20, 600);
+    let started = plan(&world, 3, at(20)).start;
+    assert_eq!(started, keys(&["r.io/b", "good.io/c"][..1]));
+    world.started(key("r.io/a"), false, at(20));
+    assert_eq!(plan(&world, 3, at(20)).start, keys(&["good.io/c"]));
 }

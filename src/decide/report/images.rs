@@ -44,9 +44,9 @@ pub(super) fn images(
         .into_iter()
         .map(|(key, (state, reason, message))| {
             let image = world.image(key);
-            let leaves = world.removals.iter().find(|((_, name), _)| name == key);
             let id = image.map(|image| &*image.id);
-            let id = id.or(leaves.map(|((id, _), _)| &**id));
+            let leaves = || world.removals.of(key).map(|(id, _)| &**id);
+            let id = id.or_else(leaves);
             let holding = id.and_then(|id| world.holdings.get(id));
             let (failures, next_attempt) = world.failures(key);
             let since = before
