@@ -43,6 +43,41 @@ fn is_from(report: &NodeImageCacheStatus, image: &str, origin: Origin) -> bool {
     said(report, image).is_some_and(|said| said.origin == Some(origin))
 }
 
+/// An agent that wants an image until nobody does, after it has said whose it is.
+async fn wanting(node: &LoneRuntime, image: &str, origin: Origin) -> Agent {
+    let agent = start(node);
+    agent.wants_specs([("a", removing(&[image]))].into_iter());
+    agent
+        .until("it to be said whose it is", |report| {
+            is_from(report, image, origin)
+        })
+        .await;
+    agent
+}
+
+async fn end(agent: Agent) {
+    agent.stop.cancel();
+    agent.task.await.unwrap().unwrap();
+}
+
+/// Nobody wants anything any more: what is the agent's own goes, and these images, which have waited as long, do not.
+async fn stays(node: &LoneRuntime, agent: &Agent, images: &[&str]) {
+    let own = node.push("lab/sentinel:1", &ImageSpec::small(99)).await;
+    let with = images.iter().copied().chain([own.as_str()]);
+    let with: Vec<_> = with.collect();
+    agent.wants_specs([("a", removing(&with))].into_iter());
+    agent
+        .until("the other one to be its own", |report| {
+            is_from(report, &own, Origin::Agent)
+        })
+        .await;
+    agent.wants_specs([].into_iter());
+    until_gone(node, &own).await;
+    for image in images {
+        assert!(node.server.has(image).await.unwrap(), "{image}");
+    }
+}
+
 async fn until_gone(node: &LoneRuntime, image: &str) {
     wait_for("the image to be gone", LONG, async || {
         anyhow::ensure!(!node.server.has(image).await?);
@@ -70,13 +105,7 @@ async fn an_image_whose_pull_ended_with_the_agent_is_still_the_agents() {
         containerd.create_lease(&lease).await.unwrap();
         node.runtime.pull(&image, Some(&lease.id)).await.unwrap();
 
-        let agent = start(&node);
-        agent.wants_specs([("a", removing(&[&image]))].into_iter());
-        agent
-            .until("the image to be its own", |report| {
-                is_from(report, &image, Origin::Agent)
-            })
-            .await;
+        let agent = wanting(&node, &image, Origin::Agent).await;
         node.until_no_lease_is_left().await;
         agent.wants_specs([].into_iter());
         until_gone(&node, &image).await;
@@ -137,8 +166,7 @@ async fn an_own_image_stays_so_whoever_pulls_it_again_and_whatever_restarts() {
             })
         };
         agent.until("it to be its own", is_own).await;
-        agent.stop.cancel();
-        agent.task.await.unwrap().unwrap();
+        end(agent).await;
         node.runtime.pull(&image, None).await.unwrap();
         node.server.stop().await.unwrap();
         node.server.start_again().await.unwrap();
@@ -148,17 +176,11 @@ async fn an_own_image_stays_so_whoever_pulls_it_again_and_whatever_restarts() {
         agent.until("it to be its own still", is_own).await;
 
         // Removed by somebody else and pulled by somebody else: theirs.
-        agent.stop.cancel();
-        agent.task.await.unwrap().unwrap();
+        end(agent).await;
         node.server.remove(&image).await.unwrap();
         node.runtime.pull(&image, None).await.unwrap();
-        let agent = start(&node);
-        agent.wants_specs([("a", removing(&[&image]))].into_iter());
-        let is_found = |report: &NodeImageCacheStatus| is_from(report, &image, Origin::Found);
-        agent.until("it to be somebody else's", is_found).await;
-        agent.wants_specs([].into_iter());
-        tokio::time::sleep(timing().removal * 2).await;
-        assert!(node.server.has(&image).await.unwrap());
+        let agent = wanting(&node, &image, Origin::Found).await;
+        stays(&node, &agent, &[&image]).await;
     })
     .await;
 }
@@ -170,13 +192,7 @@ async fn of_two_artifacts_with_one_id_only_the_own_one_goes() {
     on_every_version(async |node| {
         let own = node.push("lab/own:1", &ImageSpec::artifact(1)).await;
         let other = node.push("lab/other:1", &ImageSpec::artifact(2)).await;
-        let agent = start(&node);
-        agent.wants_specs([("a", removing(&[&own]))].into_iter());
-        agent
-            .until("it to be its own", |report| {
-                is_from(report, &own, Origin::Agent)
-            })
-            .await;
+        let agent = wanting(&node, &own, Origin::Agent).await;
         node.runtime.pull(&other, None).await.unwrap();
         agent.wants_specs([].into_iter());
         until_gone(&node, &own).await;
@@ -194,15 +210,8 @@ async fn an_image_that_somebody_pulled_under_another_name_is_not_the_agents() {
         let digest = ImageSpec::small(1).digest().unwrap();
         let by_digest = format!("{}@{digest}", image.trim_end_matches(":1"));
         node.runtime.pull(&by_digest, None).await.unwrap();
-        let agent = start(&node);
-        agent.wants_specs([("a", removing(&[&image]))].into_iter());
-        let is_found = |report: &NodeImageCacheStatus| is_from(report, &image, Origin::Found);
-        agent.until("it to be somebody else's", is_found).await;
-        agent.wants_specs([].into_iter());
-        tokio::time::sleep(timing().removal * 2).await;
-        for name in [&image, &by_digest] {
-            assert!(node.server.has(name).await.unwrap(), "{name}");
-        }
+        let agent = wanting(&node, &image, Origin::Found).await;
+        stays(&node, &agent, &[&image, &by_digest]).await;
     })
     .await;
 }
@@ -213,13 +222,7 @@ async fn an_image_that_somebody_pulled_under_another_name_is_not_the_agents() {
 async fn an_own_image_that_somebody_else_has_pinned_stays() {
     on_every_version(async |node| {
         let image = node.push("lab/app:1", &ImageSpec::small(1)).await;
-        let agent = start(&node);
-        agent.wants_specs([("a", removing(&[&image]))].into_iter());
-        agent
-            .until("it to be its own", |report| {
-                is_from(report, &image, Origin::Agent)
-            })
-            .await;
+        let agent = wanting(&node, &image, Origin::Agent).await;
         let pin = ["images", "label", &image, "io.cri-containerd.pinned=pinned"];
         node.server.ctr(&pin).await.unwrap();
         agent.wants_specs([].into_iter());

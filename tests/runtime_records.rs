@@ -23,6 +23,20 @@ impl LoneRuntime {
         found.unwrap_or_else(|| panic!("{}: no record {id}", self.version))
     }
 
+    /// Pushes an image under two tags. Returns these names, and the one by its digest.
+    async fn push_twice(&self, image: &ImageSpec) -> [String; 3] {
+        let first = self.push("lab/app:1", image).await;
+        let second = self.push("lab/app:2", image).await;
+        let (name, digest) = (self.proxy.reference("lab/app"), image.digest().unwrap());
+        [first, second, format!("{name}@{digest}")]
+    }
+
+    async fn mark(&self, id: &str, reference: &str, removable: Option<bool>) -> bool {
+        let containerd = self.containerd().await;
+        let marked = containerd.mark_pulled(id, reference, removable);
+        marked.await.unwrap()
+    }
+
     async fn pulled(&self, id: &str) -> BTreeMap<String, bool> {
         self.record(id).await.marks.pulled
     }
@@ -70,24 +84,12 @@ impl LoneRuntime {
 async fn a_mark_outlives_pulls_other_tags_and_restarts() {
     on_every_version(async |node| {
         let image = ImageSpec::small(1);
-        let first = node.push("lab/app:1", &image).await;
-        let second = node.push("lab/app:2", &image).await;
-        let digest = format!(
-            "{}@{}",
-            node.proxy.reference("lab/app"),
-            image.digest().unwrap()
-        );
-        let containerd = node.containerd().await;
+        let [first, second, digest] = node.push_twice(&image).await;
         let id = node.runtime.pull(&first, None).await.unwrap();
         assert_eq!(node.record(&id).await.marks, Marks::default());
         assert_eq!(node.record(&id).await.target, image.digest().unwrap());
 
-        assert!(
-            containerd
-                .mark_pulled(&id, &first, Some(true))
-                .await
-                .unwrap()
-        );
+        assert!(node.mark(&id, &first, Some(true)).await);
         let mut marks = BTreeMap::from([(first.clone(), true)]);
         assert_eq!(node.pulled(&id).await, marks);
         for reference in [&first, &digest, &second] {
@@ -96,24 +98,9 @@ async fn a_mark_outlives_pulls_other_tags_and_restarts() {
         }
 
         // One mark changes without the others.
-        assert!(
-            containerd
-                .mark_pulled(&id, &digest, Some(true))
-                .await
-                .unwrap()
-        );
-        assert!(
-            containerd
-                .mark_pulled(&id, &second, Some(true))
-                .await
-                .unwrap()
-        );
-        assert!(
-            containerd
-                .mark_pulled(&id, &second, Some(false))
-                .await
-                .unwrap()
-        );
+        assert!(node.mark(&id, &digest, Some(true)).await);
+        assert!(node.mark(&id, &second, Some(true)).await);
+        assert!(node.mark(&id, &second, Some(false)).await);
         marks.insert(digest.clone(), true);
         marks.insert(second.clone(), false);
         assert_eq!(node.pulled(&id).await, marks);
@@ -130,7 +117,7 @@ async fn a_mark_outlives_pulls_other_tags_and_restarts() {
 
         // What is taken away is gone, and not there with an empty value.
         for reference in [&first, &digest, &second] {
-            assert!(containerd.mark_pulled(&id, reference, None).await.unwrap());
+            assert!(node.mark(&id, reference, None).await);
             marks.remove(reference);
             assert_eq!(node.pulled(&id).await, marks);
         }
@@ -184,13 +171,7 @@ async fn a_pin_is_shown_within_a_second_and_goes_with_its_marker() {
 async fn a_tags_record_goes_alone_and_the_last_name_takes_the_content_along() {
     on_every_version(async |node| {
         let image = ImageSpec::small(1);
-        let first = node.push("lab/app:1", &image).await;
-        let second = node.push("lab/app:2", &image).await;
-        let digest = format!(
-            "{}@{}",
-            node.proxy.reference("lab/app"),
-            image.digest().unwrap()
-        );
+        let [first, second, digest] = node.push_twice(&image).await;
         let containerd = node.containerd().await;
         let id = node.runtime.pull(&first, None).await.unwrap();
         node.runtime.pull(&second, None).await.unwrap();
@@ -244,21 +225,11 @@ async fn artifacts_that_share_an_id_keep_a_mark_each() {
         let second = node.push("lab/two:1", &two).await;
         let containerd = node.containerd().await;
         let id = node.runtime.pull(&first, None).await.unwrap();
-        assert!(
-            containerd
-                .mark_pulled(&id, &first, Some(true))
-                .await
-                .unwrap()
-        );
+        assert!(node.mark(&id, &first, Some(true)).await);
         assert_eq!(node.record(&id).await.target, one.digest().unwrap());
         assert_eq!(node.runtime.pull(&second, None).await.unwrap(), id);
         assert_eq!(node.record(&id).await.target, two.digest().unwrap());
-        assert!(
-            containerd
-                .mark_pulled(&id, &second, Some(false))
-                .await
-                .unwrap()
-        );
+        assert!(node.mark(&id, &second, Some(false)).await);
         let both = [(first.clone(), true), (second.clone(), false)];
         assert_eq!(node.pulled(&id).await, BTreeMap::from(both));
 
@@ -270,7 +241,7 @@ async fn artifacts_that_share_an_id_keep_a_mark_each() {
             one.digest().unwrap()
         );
         containerd.delete_record(&name, true).await.unwrap();
-        assert!(containerd.mark_pulled(&id, &first, None).await.unwrap());
+        assert!(node.mark(&id, &first, None).await);
         let one = BTreeMap::from([(second.clone(), false)]);
         assert_eq!(node.pulled(&id).await, one);
         let left = node.runtime.image(&second).await.unwrap().unwrap();
@@ -287,12 +258,7 @@ async fn a_record_that_is_not_there_is_no_error_and_containerd_lives_on() {
         let containerd = node.containerd().await;
         let id = format!("sha256:{}", "0".repeat(64));
         for removable in [Some(true), Some(false), None] {
-            assert!(
-                !containerd
-                    .mark_pulled(&id, &reference, removable)
-                    .await
-                    .unwrap()
-            );
+            assert!(!node.mark(&id, &reference, removable).await);
         }
         assert!(!containerd.pin(&id).await.unwrap());
         assert!(!containerd.unpin(&id).await.unwrap());
@@ -340,12 +306,7 @@ async fn a_record_that_goes_while_it_is_marked_does_no_harm() {
         tokio::join!(churn, mark);
         println!("{}: {there} times there, {gone} times gone", node.version);
         assert!(there > 0);
-        assert!(
-            containerd
-                .mark_pulled(&id, &reference, Some(true))
-                .await
-                .unwrap()
-        );
+        assert!(node.mark(&id, &reference, Some(true)).await);
         assert_eq!(
             node.pulled(&id).await,
             BTreeMap::from([(reference.clone(), true)])

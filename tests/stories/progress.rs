@@ -29,23 +29,21 @@ async fn a_long_pull_is_seen_to_advance() -> Result<()> {
             .set("long", json!({"cacheSpec": [{"images": images}]}))
             .await?;
 
-        let mut told = BTreeSet::new();
+        let watch = ["get", "nodeic", "n1", "--no-headers", "--watch"];
+        let watch = fleet.cluster.kubectl_command(&watch)?;
+        let watch = fleet.cluster.lab().spawn("kubectl-watch", watch)?;
         wait_for("kubectl to show two steps", SOON * 3, async || {
-            let line = ["get", "nodeic", "n1", "--no-headers"];
-            let line = fleet.cluster.kubectl(&line).await?;
-            let progress = line.find("MiB").map(|_| line.split("  ").map(str::trim));
-            told.extend(
-                progress
-                    .into_iter()
-                    .flatten()
-                    .filter(|word| word.ends_with("MiB"))
-                    .map(str::to_owned),
-            );
-            ensure!(told.len() >= 2, "{told:?}: {line}");
+            let shown = watch.log();
+            // As in `12.0 of 114.4 MiB`, between columns that are two spaces apart.
+            let columns = shown.lines().flat_map(|line| line.split("  "));
+            let steps = columns.map(str::trim).filter(|said| said.ends_with("MiB"));
+            let steps: BTreeSet<_> = steps.collect();
+            ensure!(steps.len() >= 2, "{shown}");
+            println!("{steps:?}");
             Ok(())
         })
         .await?;
-        println!("{told:?}");
+        watch.stop(SOON).await?;
         let report = fleet.report("n1").await?.context("no report")?;
         let progress = report.images.first().and_then(|image| image.progress);
         let progress = progress.context("no progress")?;
